@@ -1,0 +1,105 @@
+"""The job: what the controller itself decides, and the sections that name adapters."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from protocols.inference import Sampling
+from protocols.messages import Message, RegistrationKey
+from protocols.sections import Section
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class FilterConfig(Message, frozen=True, kw_only=True):
+    """What becomes of a group whose samples all earned the same: its advantages are zero.
+
+    Attributes:
+        equal_rewards: ``refill`` filters it and admits another prompt in its place; ``keep`` trains it.
+        ceiling: Most groups filtered for one step; None: as many as a batch holds.
+        on_ceiling: Past the ceiling, ``keep`` trains such groups as they are, ``short`` trains what the
+            step has without them, ``fail`` ends the run.
+    """
+
+    equal_rewards: Literal["refill", "keep"] = "refill"
+    ceiling: Annotated[int, Meta(ge=0)] | None = None
+    on_ceiling: Literal["keep", "short", "fail"] = "keep"
+
+
+class Deadlines(Message, frozen=True, kw_only=True):
+    """How long one wait may take, in seconds. Every wait of the controller has one."""
+
+    start: Seconds = 600.0
+    group: Seconds = 600.0
+    reward: Seconds = 600.0
+    train: Seconds = 3600.0
+    publish: Seconds = 600.0
+    checkpoint: Seconds = 600.0
+    abort: Seconds = 10.0
+
+
+class RunConfig(Message, frozen=True, kw_only=True):
+    """A job.
+
+    Attributes:
+        name: Names the run's folder and its record.
+        seed: Of prompts, tokens and weights.
+        steps: Train steps to take; fewer when the prompts end before.
+        batch_groups: Prompt groups of one train step.
+        group_size: Samples of one group.
+        max_age: Weight versions that a group may be old when it is trained; 0 is synchronous.
+        slots: Groups in flight at once; None: as many as ``max_age`` lets be useful.
+        remainder: Prompts left over at the end of an epoch that do not fill a batch: ``train`` them as a
+            short batch, ``drop`` them, or ``carry`` them over into the next epoch.
+        algorithm: How rewards become advantages.
+        attempts: Times that one group may be generated, for transient failures.
+        max_dropped: Groups that may be dropped for bad data in a run, as a fraction of those admitted
+            (counted from the tenth on).
+        filter: Groups that teach nothing.
+        sampling: How tokens are drawn.
+        deadlines: How long a wait may take.
+        lag_interval_s: Seconds between two measurements of the event loop's lag; 0 measures none.
+        registration: The tenant of the engines.
+        run_dir: Where the run writes; None writes nothing, and there is no checkpoint.
+        job_dir: Folder that relative paths start from; None: the working folder.
+        model, prompts, reward, episode, engine, train, backend, ledger, trackers: Adapters.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    seed: Annotated[int, Meta(ge=0)] = 0
+    steps: PositiveInt
+    batch_groups: PositiveInt
+    group_size: PositiveInt
+    max_age: Annotated[int, Meta(ge=0)] = 0
+    slots: PositiveInt | None = None
+    remainder: Literal["train", "drop", "carry"] = "train"
+    algorithm: Literal["grpo"] = "grpo"
+    attempts: PositiveInt = 3
+    max_dropped: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    filter: FilterConfig = FilterConfig()
+    sampling: Sampling
+    deadlines: Deadlines = Deadlines()
+    lag_interval_s: Annotated[float, Meta(ge=0)] = 0.01
+    registration: RegistrationKey = RegistrationKey()
+    run_dir: str | None = None
+    job_dir: str | None = None
+    model: Section | None = None
+    prompts: Section | None = None
+    reward: Section | None = None
+    episode: Section = Section(kind="single_turn")
+    engine: Section = Section(kind="torch")
+    train: Section = Section(kind="torch")
+    backend: Section = Section(kind="inproc")
+    ledger: Section = Section(kind="memory")
+    trackers: tuple[Section, ...] = (Section(kind="jsonl"),)
+
+    @property
+    def slots_in_flight(self) -> int:
+        """Groups in flight at once."""
+        return self.slots or self.batch_groups * (self.max_age + 1)
+
+    @property
+    def filter_ceiling(self) -> int:
+        """Most groups filtered for one step."""
+        return self.batch_groups if self.filter.ceiling is None else self.filter.ceiling

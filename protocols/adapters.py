@@ -1,0 +1,165 @@
+"""How a name in the job becomes an adapter, on the controller's side and wherever a workload is hosted.
+
+An adapter is a module (or an object, ``module:name``) with three names:
+
+``Config``
+    A ``Message``: the options of its section of the job.
+``check(cfg, site) -> Sequence[Problem]``
+    What is wrong, found without starting anything.
+``open(cfg, host)``
+    An async context manager that gives the port. A backend's takes ``(cfg, site)``.
+
+An adapter's module imports without its heavy parts (torch): only ``open`` needs them.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import zlib
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from protocols.backend import PayloadPort
+from protocols.errors import Problem
+from protocols.inference import InferenceControllerPort
+from protocols.sections import Site
+
+ROOMS = {
+    "backend": "backends",
+    "model": "backends.models",
+    "prompts": "backends.prompts",
+    "reward": "backends.graders",
+    "episode": "backends.episodes",
+    "engine": "backends.engines",
+    "train": "backends.trainers",
+    "ledger": "backends.ledgers",
+    "tracker": "backends.trackers",
+}
+"""Section of the job -> package in which its adapters lie."""
+
+_NOT_BACKENDS = frozenset(room.removeprefix("backends.") for room in ROOMS.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What a workload finds where it runs.
+
+    Attributes:
+        site: Facts about the run.
+        payloads: The payload store.
+        inference: The inference controller; None where the workload was launched before it.
+    """
+
+    site: Site
+    payloads: PayloadPort
+    inference: InferenceControllerPort | None = None
+
+
+class Adapter(Protocol):
+    """What ``resolve`` finds."""
+
+    Config: type[Any]
+
+    def check(self, cfg: Any, site: Site) -> Sequence[Problem]:
+        """Return what is wrong, without starting anything."""
+        ...
+
+    def open(self, cfg: Any, host: Any) -> AbstractAsyncContextManager[Any]:
+        """Open the port; what must be closed is closed when the block ends."""
+        ...
+
+
+class UnknownAdapter(LookupError):
+    """No adapter by that name; ``problem`` says it for people."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+def known_kinds(section: str) -> tuple[str, ...]:
+    """Return the kinds that ship with the project for a section, in alphabetical order."""
+    package = importlib.import_module(ROOMS[section])
+    names = (found.name for found in pkgutil.iter_modules(package.__path__))
+    hidden = _NOT_BACKENDS if section == "backend" else frozenset({"pool"})
+    return tuple(sorted(name for name in names if name not in hidden and not name.startswith("_")))
+
+
+def resolve(section: str, kind: str, job_dir: str = "") -> Adapter:
+    """Find the adapter that ``kind`` names in a section of the job.
+
+    Args:
+        section: A key of ``ROOMS``.
+        kind: A short name, or ``module:name`` for a user's own.
+        job_dir: Folder in which a user's own module may lie.
+
+    Raises:
+        UnknownAdapter: There is none, or it cannot be imported.
+    """
+    field = f"{section}.kind"
+    if ":" in kind:
+        return _resolve_dotted(field, kind, job_dir)
+    kinds = known_kinds(section)
+    if kind not in kinds:
+        near = difflib.get_close_matches(kind, kinds, n=1)
+        mend = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(kinds)}, or module:name"
+        raise UnknownAdapter(Problem(field=field, value=repr(kind), why="no such adapter", mend=mend))
+    try:
+        return importlib.import_module(f"{ROOMS[section]}.{kind}")  # pyright: ignore[reportReturnType]
+    except ModuleNotFoundError as exc:
+        why = f"it needs the module '{exc.name}'"
+        mend = f"pip install 'conductor-rl[{kind}]'"
+        raise UnknownAdapter(Problem(field=field, value=repr(kind), why=why, mend=mend)) from exc
+
+
+def _resolve_dotted(field: str, kind: str, job_dir: str) -> Adapter:
+    try:
+        return load_object(kind, job_dir)
+    except (ImportError, AttributeError, OSError) as exc:
+        why = f"it cannot be imported: {exc}"
+        mend = "name it module:name, or path.py:name next to the job file"
+        raise UnknownAdapter(Problem(field=field, value=repr(kind), why=why, mend=mend)) from exc
+
+
+def load_object(name: str, folder: str) -> Any:
+    """Import ``module:name`` or ``path.py:name``; a relative path is looked up in ``folder``.
+
+    A file is imported once for each path, under a name of its own, so that two jobs may both have a
+    ``reward.py``.
+
+    Raises:
+        ImportError, OSError: The module or file cannot be imported or read.
+        AttributeError: It has no such name.
+    """
+    where, _, attribute = name.partition(":")
+    if where.endswith(".py"):
+        module = _load_file(str((Path(folder) / where).resolve()))
+    else:
+        module = importlib.import_module(where)
+    found: Any = module
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _load_file(path: str) -> ModuleType:
+    name = f"conductor_user_{zlib.crc32(path.encode()):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

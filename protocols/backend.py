@@ -1,0 +1,154 @@
+"""A backend: where workloads run. Placement, launcher and payload store, and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from protocols.inference import InferenceControllerPort
+from protocols.messages import Message, PayloadRef, WorkerId
+from protocols.sections import Section, Site
+
+
+class Resources(Message, frozen=True, kw_only=True):
+    """What one workload needs, or one node has. 0 CPUs: it shares what is there."""
+
+    cpus: float = 0.0
+    accelerators: int = 0
+
+
+class Node(Message, frozen=True, kw_only=True):
+    """One machine."""
+
+    name: str
+    total: Resources
+    free: Resources
+
+
+class Inventory(Message, frozen=True, kw_only=True):
+    """What there is."""
+
+    nodes: tuple[Node, ...]
+
+
+class ReserveRequest(Message, frozen=True, kw_only=True):
+    """Resources for one worker, under an id that the caller chose."""
+
+    reservation_id: str
+    resources: Resources
+
+
+class PlacementPort(Protocol):
+    """What is there, and who holds it. Calls may be concurrent."""
+
+    async def inventory(self) -> Inventory:
+        """Return the nodes with what they have and what is free."""
+        ...
+
+    async def reserve(self, request: ReserveRequest) -> None:
+        """Hold resources. Idempotent by id. Cancelling: ``release`` the id, whether or not it was reserved.
+
+        Raises:
+            Infeasible: More than any node has, free or not.
+            Transient: It would fit, but not now.
+        """
+        ...
+
+    async def release(self, reservation_id: str) -> None:
+        """Give it back. Idempotent; an unknown id, also of a dead run, is no error."""
+        ...
+
+
+class WorkloadSpec(Message, frozen=True, kw_only=True):
+    """A workload to launch.
+
+    Attributes:
+        worker_id: Chosen by the caller.
+        section: Section of the job the adapter is named in (``engine``), which says where it lies.
+        adapter: The adapter and its options.
+        site: Facts about the run.
+        reservation_id: Where it may run.
+    """
+
+    worker_id: WorkerId
+    section: str
+    adapter: Section
+    site: Site
+    reservation_id: str
+
+
+class LauncherPort(Protocol):
+    """Starts workloads, carries calls to them, stops them. Calls may be concurrent."""
+
+    async def launch(self, spec: WorkloadSpec) -> None:
+        """Open the workload's adapter where it is to run; it is ready on return. Not idempotent.
+
+        Cancelling: nothing remains after ``kill``.
+
+        Raises:
+            UserError: Its options are wrong.
+            PortFailed: It could not be opened.
+        """
+        ...
+
+    async def call(self, worker_id: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
+        """Call one port method of a workload with messages; its result or ``ConductorError`` comes back.
+
+        Cancelling: as the method's contract says.
+
+        Raises:
+            WorkerLost: No such worker, or it died.
+        """
+        ...
+
+    async def serve(self, endpoint: str, port: InferenceControllerPort) -> None:
+        """Let workloads that are launched from now on reach the inference controller."""
+        ...
+
+    async def poll(self) -> dict[WorkerId, Literal["running", "exited"]]:
+        """Return every worker that was launched and not killed."""
+        ...
+
+    async def kill(self, worker_id: WorkerId) -> None:
+        """Close and end a workload; nothing of it runs on return. Idempotent; unknown ids are no error."""
+        ...
+
+
+Bulk = Message | Mapping[str, Any]
+"""A payload: one message, or arrays by name (tensors). It is not changed after ``put``."""
+
+
+class PayloadPort(Protocol):
+    """Bulk data by reference. Calls may be concurrent."""
+
+    async def put(self, ref: PayloadRef, value: Bulk) -> None:
+        """Store ``value`` under a reference that the caller chose. The last of two puts wins.
+
+        Raises:
+            Transient: No room now.
+        """
+        ...
+
+    async def get(self, ref: PayloadRef) -> Bulk:
+        """Return what was put; in one process it may be the very object.
+
+        Raises:
+            WorkerLost: It is not there, or not any more.
+        """
+        ...
+
+    async def release(self, owner: str) -> None:
+        """Forget everything whose owner starts with ``owner``. Idempotent; unknown owners are no error."""
+        ...
+
+    async def owners(self) -> frozenset[str]:
+        """Return the owners that hold something."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """Where the workloads of a run live."""
+
+    placement: PlacementPort
+    launcher: LauncherPort
+    payloads: PayloadPort

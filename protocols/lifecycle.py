@@ -1,0 +1,28 @@
+"""The members of one role."""
+
+from typing import Protocol
+
+from protocols.messages import WorkerId
+
+
+class LifecyclePort(Protocol):
+    """The face of a worker group. Calls may be concurrent, but for ``stop``."""
+
+    async def ready(self) -> frozenset[WorkerId]:
+        """Return the members that run."""
+        ...
+
+    async def missing(self) -> frozenset[WorkerId]:
+        """Return the members that should run and do not."""
+        ...
+
+    async def probe(self, member: WorkerId) -> bool:
+        """Return whether one member runs, by asking its launcher now."""
+        ...
+
+    async def stop(self) -> None:
+        """End every member and give its resources back. The group's context manager alone calls it, once.
+
+        Cancelling: what was not reached is ended by the next start of the same ids.
+        """
+        ...

@@ -1,0 +1,148 @@
+"""Training steps."""
+
+from typing import Literal, Protocol
+
+from protocols.inference import WeightsManifest
+from protocols.messages import DispatchId, LeaseId, Message, PayloadRef, RegistrationKey, WeightVersion
+
+
+class SampleRow(Message, frozen=True, kw_only=True):
+    """One sample of a batch.
+
+    Attributes:
+        sample: Index in the group's payload.
+        advantage: Dimensionless, the same for every token of the sample.
+        weight: 1, or 0 for a masked sample: it then counts nowhere in the loss.
+    """
+
+    sample: int
+    advantage: float
+    weight: float = 1.0
+
+
+class GroupRow(Message, frozen=True, kw_only=True):
+    """One lent group in a batch."""
+
+    lease_id: LeaseId
+    attempt: int
+    payload: PayloadRef
+    samples: tuple[SampleRow, ...]
+
+
+class BatchLease(Message, frozen=True, kw_only=True):
+    """Graded groups lent to the trainer for one step.
+
+    Attributes:
+        dispatch_id: Names the step; repeating it does not repeat the step.
+        registration: Whose parameters may change.
+        version: The trainer's version that the step starts from.
+        groups: In the order of admission; each lease once.
+    """
+
+    dispatch_id: DispatchId
+    registration: RegistrationKey
+    version: WeightVersion
+    groups: tuple[GroupRow, ...]
+
+
+class AccumulateReport(Message, frozen=True, kw_only=True):
+    """Gradients of a batch are accumulated; parameters are as they were.
+
+    Attributes:
+        dispatch_id: As asked.
+        metrics: Of the loss, by name.
+    """
+
+    dispatch_id: DispatchId
+    metrics: dict[str, float]
+
+
+class StepReport(Message, frozen=True, kw_only=True):
+    """The outcome of a step.
+
+    Attributes:
+        dispatch_id: As asked.
+        version: The trainer's version after it.
+        mutated: Whether parameters changed: ``partial`` must be discarded before the next step.
+        consumed: The leases whose samples took part, as they were bound.
+        metrics: Loss, gradient norm and the like, by name.
+    """
+
+    dispatch_id: DispatchId
+    version: WeightVersion
+    mutated: Literal["no", "partial", "yes"]
+    consumed: tuple[LeaseId, ...]
+    metrics: dict[str, float]
+
+
+class StageRequest(Message, frozen=True, kw_only=True):
+    """Weights wanted for publishing.
+
+    Attributes:
+        owner: Owner of the payload in the payload store.
+        exclusive: The caller promises that nothing generates from these weights while a later step
+            changes parameters. Then tensors may be lent without a copy where trainer and engine share
+            a process.
+    """
+
+    owner: str
+    exclusive: bool
+
+
+class CheckpointRequest(Message, frozen=True, kw_only=True):
+    """A folder, absolute; it exists and is empty on ``save``."""
+
+    path: str
+
+
+class TrainerPort(Protocol):
+    """Parameters and optimizer. One call at a time, but ``outcome`` at any time."""
+
+    async def accumulate(self, batch: BatchLease) -> AccumulateReport:
+        """Check the batch, fetch its payloads, add its gradients. Parameters stay as they are.
+
+        Cancelling: between two micro-batches; then ``discard``.
+
+        Raises:
+            InvariantError: Ids repeat, or ``registration`` or ``version`` are not the trainer's.
+            Transient: A payload is lost.
+        """
+        ...
+
+    async def apply(self, dispatch_id: DispatchId) -> StepReport:
+        """Step the optimizer with what was accumulated and end the gradient window.
+
+        Cancelling: it happened whole or not at all; ``outcome`` says which.
+
+        Raises:
+            InvariantError: Another dispatch, or none, is accumulated.
+        """
+        ...
+
+    async def discard(self) -> None:
+        """Throw accumulated gradients away and end the gradient window. Idempotent."""
+        ...
+
+    async def train_step(self, batch: BatchLease) -> StepReport:
+        """``accumulate`` and ``apply``; a repeated ``dispatch_id`` returns the first report."""
+        ...
+
+    async def outcome(self, dispatch_id: DispatchId) -> StepReport | None:
+        """Return the report of the last step if it was ``dispatch_id``'s; None: it did not happen."""
+        ...
+
+    async def stage_weights(self, request: StageRequest) -> WeightsManifest:
+        """Put the current weights into the payload store. Idempotent for one owner and version."""
+        ...
+
+    async def save(self, request: CheckpointRequest) -> WeightVersion:
+        """Write everything that ``load`` needs; returns the version written. Not atomic: the caller renames."""
+        ...
+
+    async def load(self, request: CheckpointRequest) -> WeightVersion:
+        """Continue from a folder that ``save`` wrote; returns its version.
+
+        Raises:
+            UserError: The folder is of another model or incomplete.
+        """
+        ...
