@@ -28,14 +28,28 @@ class FilterConfig(Message, frozen=True, kw_only=True):
 
 
 class Deadlines(Message, frozen=True, kw_only=True):
-    """How long one wait may take, in seconds. Every wait of the controller has one."""
+    """How long one call of a port may take, in seconds.
+
+    Attributes:
+        start: Launching one workload.
+        prompt: Drawing one prompt.
+        group: Generating one group, once.
+        reward: Grading one group, once.
+        train: One train step.
+        publish: Staging weights, or loading them into the engines.
+        checkpoint: Writing one checkpoint.
+        record: Writing to the ledger or a tracker, and releasing payloads.
+        abort: Confirming an abort; also the length of every shield.
+    """
 
     start: Seconds = 600.0
+    prompt: Seconds = 120.0
     group: Seconds = 600.0
     reward: Seconds = 600.0
     train: Seconds = 3600.0
     publish: Seconds = 600.0
     checkpoint: Seconds = 600.0
+    record: Seconds = 60.0
     abort: Seconds = 10.0
 
 

@@ -43,6 +43,9 @@ ROOMS = {
 }
 """Section of the job -> package in which its adapters lie."""
 
+_NO_KINDS = frozenset({"pool", "loading", "tokenizers"})
+"""Modules beside adapters that are none."""
+
 _NOT_BACKENDS = frozenset(room.removeprefix("backends.") for room in ROOMS.values())
 
 
@@ -87,7 +90,7 @@ def known_kinds(section: str) -> tuple[str, ...]:
     """Return the kinds that ship with the project for a section, in alphabetical order."""
     package = importlib.import_module(ROOMS[section])
     names = (found.name for found in pkgutil.iter_modules(package.__path__))
-    hidden = _NOT_BACKENDS if section == "backend" else frozenset({"pool"})
+    hidden = _NOT_BACKENDS if section == "backend" else _NO_KINDS
     return tuple(sorted(name for name in names if name not in hidden and not name.startswith("_")))
 
 
@@ -121,8 +124,8 @@ def resolve(section: str, kind: str, job_dir: str = "") -> Adapter:
 def _resolve_dotted(field: str, kind: str, job_dir: str) -> Adapter:
     try:
         return load_object(kind, job_dir)
-    except (ImportError, AttributeError, OSError) as exc:
-        why = f"it cannot be imported: {exc}"
+    except Exception as exc:  # a user's module may raise anything while it is imported
+        why = f"it cannot be imported: {type(exc).__name__}: {exc}"
         mend = "name it module:name, or path.py:name next to the job file"
         raise UnknownAdapter(Problem(field=field, value=repr(kind), why=why, mend=mend)) from exc
 

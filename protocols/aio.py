@@ -7,14 +7,15 @@ anyio lets a foreign ``CancelledError`` cancel all siblings and then ends the ta
 (measured with 4.16: a run came back as finished from 44 of 54 points). Hence no task is started bare.
 """
 
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar, TypeVarTuple
 
 import anyio
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from protocols.errors import ForeignCancellation
+from protocols.errors import DeadlineExceeded, ForeignCancellation
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -29,6 +30,40 @@ def bounded_shield(deadline_s: float) -> Generator[anyio.CancelScope]:
     """
     with anyio.move_on_after(deadline_s, shield=True) as scope:
         yield scope
+
+
+@contextmanager
+def deadline(what: str, seconds: float) -> Generator[None]:
+    """Bound a wait; unlike ``anyio.fail_after`` it never takes a ``TimeoutError`` from within for its own.
+
+    Raises:
+        DeadlineExceeded: The block was cut after ``seconds``; ``what`` names the wait.
+    """
+    with anyio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise DeadlineExceeded(what=what, deadline_s=seconds)
+
+
+@asynccontextmanager
+async def open_tasks() -> AsyncGenerator[TaskGroup]:
+    """Open the task group of a resource: an error of the block that uses the resource leaves it unchanged.
+
+    A bare task group would wrap it. Errors of the tasks themselves come out as a group, as always.
+    """
+    block: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            try:
+                yield tasks
+            except BaseException as exc:
+                block = exc
+                raise
+    except BaseExceptionGroup as group:
+        if group.exceptions != (block,):
+            raise
+    if block is not None:
+        raise block
 
 
 async def owned(name: str, run: Callable[[], Awaitable[T]]) -> T:

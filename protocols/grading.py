@@ -30,7 +30,7 @@ class Grade(Message, frozen=True, kw_only=True, tag="grade"):
     parts: dict[str, float] = {}
 
 
-FaultKind = Literal["raised", "not_a_number", "wrong_type", "cancelled", "timed_out", "crashed"]
+FaultKind = Literal["raised", "not_a_number", "wrong_type", "cancelled", "timed_out", "crashed", "empty"]
 
 
 class GradeFault(Message, frozen=True, kw_only=True, tag="fault"):
@@ -38,7 +38,8 @@ class GradeFault(Message, frozen=True, kw_only=True, tag="fault"):
 
     Attributes:
         kind: ``raised`` an exception; ``not_a_number`` is NaN or infinite; ``wrong_type`` is no number
-            (None, text); ``cancelled`` from within; ``timed_out``; ``crashed`` its process.
+            (None, text); ``cancelled`` from within; ``timed_out``; ``crashed`` its process; ``empty``: the
+            completion has no tokens, and nobody was asked.
         detail: For people: the exception and the user's own traceback, the value, the deadline.
     """
 

@@ -1,6 +1,8 @@
 """Generating: one engine, and the controller of all engines."""
 
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
+
+from msgspec import Meta
 
 from protocols.messages import Message, PayloadRef, WeightVersion, WorkerId
 
@@ -17,11 +19,11 @@ class Sampling(Message, frozen=True, kw_only=True):
             a single token of the model.
     """
 
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    stop: tuple[str, ...] = ()
+    max_tokens: Annotated[int, Meta(ge=1)]
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
 
 
 class Segment(Message, frozen=True, kw_only=True):

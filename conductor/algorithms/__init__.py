@@ -1,0 +1,1 @@
+"""Pure arithmetic on the rewards of one group: rewards in, advantages out."""

@@ -1,0 +1,130 @@
+"""From the names in the job to open ports: what the backend hosts, and what opens beside the controller."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from conductor.bounded import bounded_backend
+from conductor.config import RunConfig
+from conductor.fleet.group import member_specs, open_group
+from conductor.ports import Ports, Workloads
+from conductor.validation import find_remainder_problem, site_of
+from protocols.adapters import Host, load_object, resolve
+from protocols.backend import Backend, Resources
+from protocols.errors import ConfigError, InvariantError
+from protocols.grading import GraderPort
+from protocols.inference import EnginePort, InferenceControllerPort
+from protocols.ledger import LedgerPort
+from protocols.messages import WorkerId
+from protocols.prompts import PromptSourcePort
+from protocols.rollouts import RolloutExecutorPort
+from protocols.sections import Section, Site
+from protocols.tracking import TrackerPort
+from protocols.training import TrainerPort
+from protocols.wire import client
+
+P = TypeVar("P")
+
+_POOL = "backends.engines.pool:EnginePool"
+
+
+@asynccontextmanager
+async def open_ports(cfg: RunConfig, *, backend: Backend | None, workloads: Workloads) -> AsyncGenerator[Ports]:
+    """Open everything that the job names and the caller did not bring, and close it in the reverse order.
+
+    Args:
+        cfg: A job without problems.
+        backend: Where workloads are hosted; None opens the job's.
+        workloads: What the caller brings; it stays the caller's to close.
+
+    Raises:
+        ConfigError: The prompts show that the job could never train; found before anything heavy is opened.
+        ConductorError: Something could not be opened; nothing of it remains.
+    """
+    site = site_of(cfg)
+    async with AsyncExitStack() as stack:
+        home = backend or await stack.enter_async_context(_open_backend(cfg.backend, site))
+        opener = _Opener(cfg, site, home, stack)
+        prompts = workloads.prompts or await opener.beside(PromptSourcePort, "prompts", cfg.prompts)
+        if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
+            raise ConfigError([problem])
+        ledger = workloads.ledger or await opener.beside(LedgerPort, "ledger", cfg.ledger)
+        trainer = workloads.trainer or (await opener.host(TrainerPort, "policy", "train", cfg.train))[0]
+        inference = workloads.inference or await opener.pool()
+        await home.launcher.serve(await inference.endpoint(), inference)
+        executor = workloads.executor or (await opener.host(RolloutExecutorPort, "episode", "episode", cfg.episode))[0]
+        grader = workloads.grader or (await opener.host(GraderPort, "reward", "reward", cfg.reward))[0]
+        trackers = workloads.trackers
+        if trackers is None:
+            opened = [await opener.beside(TrackerPort, "tracker", section) for section in cfg.trackers]
+            trackers = tuple(opened)
+        yield Ports(
+            backend=bounded_backend(home, cfg.deadlines),
+            prompts=prompts,
+            executor=executor,
+            inference=inference,
+            grader=grader,
+            trainer=trainer,
+            ledger=ledger,
+            trackers=trackers,
+        )
+
+
+def _open_backend(section: Section, site: Site) -> AbstractAsyncContextManager[Backend]:
+    adapter = resolve("backend", section.kind, site.job_dir)
+    return adapter.open(msgspec.convert(section.options, adapter.Config), site)
+
+
+class _Opener:
+    """Opens adapters into one exit stack."""
+
+    def __init__(self, cfg: RunConfig, site: Site, backend: Backend, stack: AsyncExitStack) -> None:
+        self._cfg = cfg
+        self._site = site
+        self._backend = backend
+        self._stack = stack
+
+    async def host(self, port: type[P], role: str, section: str, adapter: Section | None) -> tuple[P, ...]:
+        """Launch a role's workers on the backend and return their ports, in order of rank."""
+        members = await self._launch(role, section, adapter)
+        return tuple(client(port, self._caller(member)) for member in members)
+
+    async def pool(self) -> InferenceControllerPort:
+        """Launch the engines and return their controller."""
+        members = await self._launch("rollout", "engine", self._cfg.engine)
+        engines = {member: client(EnginePort, self._caller(member)) for member in members}
+        pool: Callable[[Mapping[WorkerId, EnginePort]], InferenceControllerPort] = load_object(_POOL, "")
+        return pool(engines)
+
+    async def beside(self, _port: type[P], section: str, adapter: Section | None) -> P:
+        """Open an adapter in the controller's own process; its type is what the section promises."""
+        named = _required(section, adapter)
+        found = resolve(section, named.kind, self._site.job_dir)
+        host = Host(site=self._site, payloads=self._backend.payloads)
+        opened = await self._stack.enter_async_context(found.open(msgspec.convert(named.options, found.Config), host))
+        return cast("P", opened)
+
+    async def _launch(self, role: str, section: str, adapter: Section | None) -> tuple[WorkerId, ...]:
+        group = await self._stack.enter_async_context(
+            open_group(
+                member_specs(role, section, _required(section, adapter), self._site),
+                bounded_backend(self._backend, self._cfg.deadlines),
+                resources=Resources(),
+                stop_s=self._cfg.deadlines.abort,
+            )
+        )
+        return group.members
+
+    def _caller(self, member: WorkerId) -> Callable[[str, tuple[Any, ...]], Any]:
+        async def send(method: str, args: tuple[Any, ...]) -> Any:
+            return await self._backend.launcher.call(member, method, args)
+
+        return send
+
+
+def _required(section: str, adapter: Section | None) -> Section:
+    if adapter is None:
+        raise InvariantError(f"[{section}] is missing and validation let it pass")
+    return adapter

@@ -1,0 +1,93 @@
+"""Every wait of the controller is bounded and named, in one place.
+
+Ports take no time-out: the caller owns the clock. Here is the caller.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from conductor.config import Deadlines
+from conductor.ports import Ports
+from protocols.aio import deadline
+from protocols.backend import Backend, LauncherPort, PayloadPort, PlacementPort
+from protocols.grading import GraderPort
+from protocols.inference import InferenceControllerPort
+from protocols.ledger import LedgerPort
+from protocols.prompts import PromptSourcePort
+from protocols.rollouts import RolloutExecutorPort
+from protocols.tracking import TrackerPort
+from protocols.training import TrainerPort
+from protocols.wire import client, port_methods
+
+P = TypeVar("P")
+
+_FIELDS: Mapping[type, Mapping[str, str]] = {
+    PromptSourcePort: {"*": "prompt"},
+    RolloutExecutorPort: {"*": "group", "abort": "abort"},
+    InferenceControllerPort: {"*": "abort", "generate": "group", "publish": "publish"},
+    GraderPort: {"*": "reward"},
+    TrainerPort: {
+        "*": "train",
+        "stage_weights": "publish",
+        "outcome": "abort",
+        "discard": "abort",
+        "save": "checkpoint",
+        "load": "checkpoint",
+    },
+    LedgerPort: {"*": "record"},
+    TrackerPort: {"*": "record"},
+    PlacementPort: {"*": "start", "release": "abort"},
+    LauncherPort: {"*": "start", "kill": "abort"},
+    PayloadPort: {"*": "record"},
+}
+"""For each port, the field of ``Deadlines`` that bounds a method; ``*`` stands for the others."""
+
+
+def bounded(port: type[P], implementation: P, deadlines: Deadlines) -> P:
+    """Return ``implementation`` with every call bounded.
+
+    Raises (from its methods):
+        DeadlineExceeded: A call took too long; it names the method and the ids of its first argument.
+    """
+    fields = _FIELDS[port]
+    name = port.__name__.removesuffix("Port")
+    seconds = {method: getattr(deadlines, fields.get(method, fields["*"])) for method in port_methods(port)}
+
+    async def send(method: str, args: tuple[Any, ...]) -> Any:
+        box: list[Any] = []
+        with deadline(f"{name}.{method}{_identity(args)}", seconds[method]):
+            box.append(await getattr(implementation, method)(*args))
+        return box[0]
+
+    return client(port, send)
+
+
+def bounded_backend(backend: Backend, deadlines: Deadlines) -> Backend:
+    """Return the three ports of a backend, bounded. Calls to workloads are bounded by their own ports."""
+    return Backend(
+        placement=bounded(PlacementPort, backend.placement, deadlines),
+        launcher=bounded(LauncherPort, backend.launcher, deadlines),
+        payloads=bounded(PayloadPort, backend.payloads, deadlines),
+    )
+
+
+def bounded_ports(ports: Ports, deadlines: Deadlines) -> Ports:
+    """Return the ports that the stages call, bounded."""
+    return Ports(
+        backend=ports.backend,
+        prompts=bounded(PromptSourcePort, ports.prompts, deadlines),
+        executor=bounded(RolloutExecutorPort, ports.executor, deadlines),
+        inference=bounded(InferenceControllerPort, ports.inference, deadlines),
+        grader=bounded(GraderPort, ports.grader, deadlines),
+        trainer=bounded(TrainerPort, ports.trainer, deadlines),
+        ledger=bounded(LedgerPort, ports.ledger, deadlines),
+        trackers=tuple(bounded(TrackerPort, tracker, deadlines) for tracker in ports.trackers),
+    )
+
+
+def _identity(args: tuple[Any, ...]) -> str:
+    """Return the id that the first argument carries, for the name of the wait."""
+    for field in ("lease_id", "dispatch_id", "worker_id", "version"):
+        if args and (found := getattr(args[0], field, None)) is not None:
+            return f" of {found}"
+    return f" of {args[0]}" if args and isinstance(args[0], str) else ""

@@ -1,0 +1,79 @@
+"""One run from the command line: progress, signals, the result or what went wrong, the exit code."""
+
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+
+import anyio
+import click
+import msgspec
+
+from conductor.cli.signals import Ending, under_signals
+from conductor.conductor import Conductor
+from conductor.config import RunConfig
+from conductor.observe.progress import open_progress, show_result
+from conductor.result import RunResult
+from protocols.errors import ConductorError
+
+_OURS = 4
+"""Exit code of the errors that say a rule of the project itself was broken."""
+
+
+def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool) -> int:
+    """Run a job and show it to people; returns the exit code."""
+    with open_progress(cfg.steps, sys.stderr if as_json else sys.stdout, quiet=quiet) as observer:
+        run = partial(Conductor.run, cfg, observer=observer, to_stderr=not quiet)
+        ending: Ending[RunResult] = anyio.run(under_signals, run, partial(click.echo, err=True))
+    if ending.value is not None:
+        _show(ending.value, quiet=quiet, as_json=as_json)
+        return 0
+    if ending.error is not None:
+        _report(ending.error)
+    failed = "stopped" if ending.error is None else _headline(ending.error)
+    click.echo(f"{failed}; {_whereabouts(cfg.run_dir)}", err=True)
+    if ending.stopped_by is not None:
+        return 128 + ending.stopped_by
+    return ending.error.exit_code if isinstance(ending.error, ConductorError) else 1
+
+
+def result_json(result: RunResult) -> str:
+    """Return what ``--json`` prints, on one line."""
+    return msgspec.json.encode(
+        {
+            "steps": result.steps,
+            "reward_first": result.reward_first,
+            "reward_last": result.reward_last,
+            "samples_per_s": result.samples_per_s,
+            "accounts": result.accounts,
+            "run_dir": result.run_dir,
+            "checkpoint": result.checkpoint,
+        }
+    ).decode()
+
+
+def _show(result: RunResult, *, quiet: bool, as_json: bool) -> None:
+    if not as_json:
+        show_result(result, sys.stdout)
+        return
+    if not quiet:
+        show_result(result, sys.stderr)
+    click.echo(result_json(result))
+
+
+def _report(error: Exception) -> None:
+    """Say in full what failed; a traceback only where the program is to blame and not its user."""
+    if isinstance(error, ConductorError) and error.exit_code != _OURS:
+        click.echo("\n".join([error.message, *getattr(error, "__notes__", [])]), err=True)
+    else:
+        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+
+
+def _headline(error: Exception) -> str:
+    first, *_ = str(error).splitlines() or [""]
+    return f"failed: {type(error).__name__}: {first.rstrip(':')}"
+
+
+def _whereabouts(run_dir: str | None) -> str:
+    log = None if run_dir is None else Path(run_dir) / "log.jsonl"
+    return "there is no log" if log is None or not log.exists() else f"the log is {log}"

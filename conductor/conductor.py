@@ -1,0 +1,51 @@
+"""The one entry point."""
+
+from conductor import runtime
+from conductor.config import RunConfig
+from conductor.observe.observer import Observer, Unwatched
+from conductor.ports import Workloads
+from conductor.result import RunResult
+from conductor.validation import find_problems
+from protocols.backend import Backend
+from protocols.errors import ConfigError
+
+
+class Conductor:
+    """Conducts a run."""
+
+    @staticmethod
+    async def run(
+        cfg: RunConfig,
+        *,
+        backend: Backend | None = None,
+        workloads: Workloads | None = None,
+        observer: Observer | None = None,
+        to_stderr: bool = False,
+    ) -> RunResult:
+        """Run a job to its end.
+
+        Args:
+            cfg: From ``load_config``, or made in code.
+            backend: Where workloads are hosted, made by hand; None opens the one that the job names.
+            workloads: Workloads made by hand, in place of the job's sections; they stay the caller's to close.
+            observer: Is told of phases and steps.
+            to_stderr: Write log lines for people to standard error as well.
+
+        Returns:
+            What was trained, and where every admitted group ended.
+
+        Cancelling: what is lent out is aborted, under a shield of ``deadlines.abort`` seconds; then the
+        cancellation goes on. Nothing that the run started is alive afterwards. Signals are the caller's.
+
+        Raises:
+            ConfigError: The job cannot start; all of its problems at once, before anything is started.
+            ConductorError: The first failure, the others as notes; ``exit_code`` says its class.
+        """
+        workloads = workloads or Workloads()
+        given = {*workloads.sections(), *(["backend"] if backend else [])}
+        problems = find_problems(cfg, given=given)
+        if problems:
+            raise ConfigError(problems)
+        return await runtime.run(
+            cfg, backend=backend, workloads=workloads, observer=observer or Unwatched(), to_stderr=to_stderr
+        )

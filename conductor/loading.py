@@ -1,0 +1,122 @@
+"""From a job file to a ``RunConfig``, or to everything that is wrong with it."""
+
+import datetime as dt
+import itertools
+import os
+import tomllib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from conductor.config import RunConfig
+from conductor.decoding import decode_fields
+from conductor.validation import SECTIONS, find_problems_between
+from conductor.wording import noun
+from protocols.errors import ConfigError, Problem
+
+
+def load_config(
+    path: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] = (),
+    run_dir: str | None = None,
+    given: Collection[str] = (),
+) -> RunConfig:
+    """Read a job file and check it.
+
+    Args:
+        path: A TOML or YAML file. Relative paths in it start from its own folder.
+        overrides: ``a.b=value`` each, laid over the file in order. A value that reads as TOML (``1e-3``,
+            ``true``, ``[1, 2]``, ``"text"``) is that value, anything else is text.
+        run_dir: Where the run writes, from the working folder; None: what the file says, or else a new
+            folder in ``runs``. It is not created here.
+        given: Sections whose workloads will be handed over in code and need no adapter.
+
+    Raises:
+        ConfigError: Something is wrong; it holds every problem.
+    """
+    raw = _read(Path(path))
+    problems = [problem for override in overrides if (problem := _lay_over(raw, override)) is not None]
+    fields, wrong = decode_fields(RunConfig, raw)
+    _settle_folders(fields, Path(path), run_dir)
+    problems += [*wrong, *find_problems_between(fields, given=given)]
+    if problems:
+        raise ConfigError(problems)
+    return RunConfig(**fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    parse = {".toml": _parse_toml, ".yaml": _parse_yaml, ".yml": _parse_yaml}.get(path.suffix.lower())
+    if parse is None:
+        raise _unreadable(path, "is neither TOML nor YAML by its name", "name a file that ends in .toml, .yaml or .yml")
+    try:
+        raw = parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise _unreadable(path, "there is no such file", "check the path") from exc
+    except OSError as exc:
+        raise _unreadable(path, f"cannot be read: {exc.strerror}", "name a file that you may read") from exc
+    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+        why = f"cannot be understood: {' '.join(str(exc).split())}"
+        raise _unreadable(path, why, "correct it there") from exc
+    if not isinstance(raw, dict):
+        raise _unreadable(path, noun(raw), "give a table of fields")
+    return cast("dict[str, Any]", raw)
+
+
+def _parse_toml(text: str) -> Any:
+    return tomllib.loads(text)
+
+
+def _parse_yaml(text: str) -> Any:
+    return msgspec.yaml.decode(text) if text.strip() else {}
+
+
+def _unreadable(path: Path, why: str, mend: str) -> ConfigError:
+    return ConfigError([Problem(field="job", value=repr(str(path)), why=why, mend=mend)])
+
+
+def _lay_over(raw: dict[str, Any], override: str) -> Problem | None:
+    name, equals, text = override.partition("=")
+    keys = [key.strip() for key in name.split(".")]
+    if not equals or not all(keys):
+        return Problem(field="--set", value=repr(override), why="is no 'name=value'", mend="write --set train.lr=1e-3")
+    table = raw
+    for depth, key in enumerate(keys[:-1]):
+        inner = table.setdefault(key, {})
+        if isinstance(inner, str) and depth == 0 and key in SECTIONS:  # the short form of a section
+            inner = table[key] = {"kind": inner}
+        if not isinstance(inner, dict):
+            why = f"'{'.'.join(keys[: depth + 1])}' {noun(inner)}, not a table"
+            return Problem(field="--set", value=repr(override), why=why, mend="set it whole")
+        table = cast("dict[str, Any]", inner)
+    table[keys[-1]] = _read_value(text.strip())
+    return None
+
+
+def _read_value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _settle_folders(fields: dict[str, Any], path: Path, run_dir: str | None) -> None:
+    """Make the folders absolute, and choose one for the run where none is named."""
+    job_dir = path.absolute().parent / (fields.get("job_dir") or "")
+    fields["job_dir"] = str(job_dir)
+    if run_dir is None and fields.get("run_dir") is not None:
+        run_dir = str(job_dir / fields["run_dir"])
+    if run_dir is None and "run_dir" in fields and "name" in fields:
+        run_dir = str(_new_run_dir(fields["name"]))
+    if run_dir is not None:
+        fields["run_dir"] = str(Path(run_dir).absolute())
+
+
+def _new_run_dir(name: str) -> Path:
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
+    first = Path("runs") / f"{name}-{stamp}"
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([first], others) if not folder.exists())

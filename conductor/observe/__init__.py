@@ -1,0 +1,1 @@
+"""What people and machines see of a run: progress, log, metrics, the lag of the event loop."""

@@ -1,0 +1,136 @@
+"""The log of one run: JSON lines for machines in its folder, plain lines for people on stderr.
+
+Structlog is not configured globally: a caller's own configuration stays as it is, and two runs in one
+process have two logs.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol, TextIO, cast
+
+import msgspec
+import structlog
+from structlog.contextvars import merge_contextvars
+from structlog.processors import ExceptionRenderer, TimeStamper, add_log_level
+from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
+
+_SILENT = logging.CRITICAL
+_HEAD = ("timestamp", "level", "event")
+
+
+class Sink(Protocol):
+    """Takes log lines. It never raises: a full disk or a closed pipe costs lines, not the run."""
+
+    def write(self, entry: EventDict) -> None:
+        """Write one line."""
+        ...
+
+
+@contextmanager
+def open_log(run_dir: str | None, *, to_stderr: bool) -> Generator[FilteringBoundLogger]:
+    """Open the log of a run, ``run_dir/log.jsonl``; without a folder and stderr it is silent.
+
+    Where stderr is a terminal it carries warnings and errors only, for the progress stands there.
+    """
+    descriptor = _open_file(run_dir)
+    sinks: list[Sink] = []
+    if descriptor is not None:
+        sinks.append(JsonLines(descriptor))
+    if to_stderr:
+        sinks.append(PlainLines(sys.stderr, least="warning" if sys.stderr.isatty() else "info"))
+    try:
+        yield _logger(sinks)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+class JsonLines:
+    """Writes one JSON object a line, each with a single system call."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._torn = False
+
+    def write(self, entry: EventDict) -> None:
+        """Write one line; after a line that the disk cut short, begin on a new one."""
+        line = (b"\n" if self._torn else b"") + msgspec.json.encode(_in_order(entry), enc_hook=repr) + b"\n"
+        with suppress(OSError):
+            self._torn = os.write(self._descriptor, line) < len(line)
+
+
+class PlainLines:
+    """Writes lines for people.
+
+    A warning that comes again (the same event of the same ``kind``) is left to the file: a reward that
+    fails on every sample would bury everything else.
+    """
+
+    def __init__(self, stream: TextIO, *, least: str) -> None:
+        self._stream = stream
+        self._least = logging.getLevelNamesMapping()[least.upper()]
+        self._warned: set[tuple[str, str]] = set()
+
+    def write(self, entry: EventDict) -> None:
+        """Write one line, and under it what takes several."""
+        level = str(entry["level"])
+        if logging.getLevelNamesMapping()[level.upper()] < self._least:
+            return
+        if level == "warning":
+            known = (str(entry["event"]), str(entry.get("kind")))
+            if known in self._warned:
+                return
+            self._warned.add(known)
+        with suppress(OSError, ValueError):  # ValueError: the stream was closed
+            self._stream.write(_plain(entry))
+            self._stream.flush()
+
+
+def _open_file(run_dir: str | None) -> int | None:
+    if run_dir is None:
+        return None
+    with suppress(OSError):
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        return os.open(Path(run_dir) / "log.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    return None
+
+
+class _Fan:
+    """What structlog wraps: every level is a method that hands the entry to the sinks."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self._sinks = sinks
+
+    def msg(self, **entry: Any) -> None:
+        for sink in self._sinks:
+            sink.write(entry)
+
+    debug = info = warning = error = critical = msg
+
+
+def _hand_over(_logger: WrappedLogger, _method: str, entry: EventDict) -> tuple[tuple[()], EventDict]:
+    return (), entry
+
+
+def _logger(sinks: list[Sink]) -> FilteringBoundLogger:
+    wrapper = structlog.make_filtering_bound_logger(logging.INFO if sinks else _SILENT)
+    stamp = TimeStamper(fmt="iso", utc=True)
+    processors = [merge_contextvars, add_log_level, stamp, ExceptionRenderer(), _hand_over]
+    logger = structlog.wrap_logger(_Fan(sinks), processors=processors, wrapper_class=wrapper)
+    return cast("FilteringBoundLogger", logger.bind())
+
+
+def _in_order(entry: EventDict) -> dict[str, Any]:
+    return {**{key: entry[key] for key in _HEAD}, **entry}
+
+
+def _plain(entry: EventDict) -> str:
+    blocks = [str(value) for key, value in entry.items() if key not in _HEAD and "\n" in str(value)]
+    facts = [f"{key}={value}" for key, value in entry.items() if key not in _HEAD and "\n" not in str(value)]
+    time = str(entry["timestamp"])[11:19]
+    lines = [" ".join([time, str(entry["level"]), str(entry["event"]), *facts]), *blocks]
+    return "\n".join(line.rstrip() for line in lines) + "\n"

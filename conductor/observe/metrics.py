@@ -1,0 +1,86 @@
+"""What happened between two train steps."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from protocols.grading import Grade, GradeFault
+from protocols.rollouts import GroupReceipt
+
+
+@dataclass(kw_only=True)
+class StepWindow:
+    """Counters since the last train step; ``take`` empties them.
+
+    Attributes:
+        dropped: Groups given up.
+        filtered: Groups whose samples all earned the same, filtered.
+        short: Of these, groups that will not be replaced.
+        failures: Failed attempts and masked samples, by class.
+    """
+
+    dropped: int = 0
+    filtered: int = 0
+    short: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    totals: Counter[str] = field(default_factory=Counter)
+    _rewards: list[float] = field(default_factory=list)
+    _parts: dict[str, list[float]] = field(default_factory=dict)
+    _lengths: list[int] = field(default_factory=list)
+    _prompt_tokens: int = 0
+
+    def failed(self, kind: str) -> None:
+        """Count a failed attempt or a masked sample."""
+        self.failures[kind] += 1
+        self.totals[kind] += 1
+
+    def graded(self, receipt: GroupReceipt, grades: Sequence[Grade | GradeFault]) -> None:
+        """Count a graded group, whether it will be trained or not."""
+        self._prompt_tokens += receipt.prompt_tokens
+        for sample, grade in zip(receipt.samples, grades, strict=True):
+            self._lengths.append(sample.tokens)
+            if isinstance(grade, GradeFault):
+                self.failed(f"reward_{grade.kind}")
+                continue
+            self._rewards.append(grade.reward)
+            for name, part in grade.parts.items():
+                self._parts.setdefault(name, []).append(part)
+
+    def take(self) -> dict[str, float]:
+        """Return the metrics of the window and begin a new one."""
+        empty = self.failures["reward_empty"]
+        metrics = {
+            **_moments("reward", self._rewards),
+            **{f"reward/parts/{name}": _mean(values) for name, values in sorted(self._parts.items())},
+            "groups/filtered": float(self.filtered),
+            "groups/dropped": float(self.dropped),
+            "samples/masked": float(sum(n for kind, n in self.failures.items() if kind.startswith("reward_"))),
+            "samples/empty": float(empty),
+            "length/mean": _mean(self._lengths),
+            "tokens/completion": float(sum(self._lengths)),
+            "tokens/prompt": float(self._prompt_tokens),
+        }
+        self.dropped = self.filtered = self.short = self._prompt_tokens = 0
+        self.failures.clear()
+        self._rewards, self._parts, self._lengths = [], {}, []
+        return metrics
+
+
+def age_metrics(ages: Iterable[int]) -> dict[str, float]:
+    """Return mean, 99th percentile (nearest rank) and maximum of ages, in weight versions."""
+    ordered = sorted(ages)
+    rank = max(0, math.ceil(0.99 * len(ordered)) - 1)
+    return {"age/mean": _mean(ordered), "age/p99": float(ordered[rank]), "age/max": float(ordered[-1])}
+
+
+def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    mean = _mean(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
+    return {f"{name}/mean": mean, f"{name}/std": math.sqrt(variance)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0

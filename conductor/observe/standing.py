@@ -1,0 +1,66 @@
+"""Where a run stands, in words: the same ones for a terminal and for a plain stream."""
+
+from collections import deque
+
+from conductor.result import Accounts
+from protocols.tracking import StepRecord
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARK_STEPS = 40
+_PACE_STEPS = 20
+
+
+class Standing:
+    """The last step of a run and the way it came.
+
+    Args:
+        steps: Steps that the job asks for.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.step = 0
+        self._metrics: dict[str, float] = {}
+        self._open = 0
+        self._rewards: deque[float] = deque(maxlen=_SPARK_STEPS)
+        self._paces_s: deque[float] = deque(maxlen=_PACE_STEPS)
+
+    def add(self, record: StepRecord, accounts: Accounts) -> None:
+        """Take in one step."""
+        self.step = record.step
+        self._metrics = record.metrics
+        self._open = accounts.open
+        if "reward/mean" in record.metrics:
+            self._rewards.append(record.metrics["reward/mean"])
+        if "time/step_s" in record.metrics:
+            self._paces_s.append(record.metrics["time/step_s"])
+
+    def facts(self) -> list[str]:
+        """Return what is known of the last step; what no metric tells is left out."""
+        formats = {
+            "reward/mean": "reward {:.3f}",
+            "loss": "loss {:.4f}",
+            "throughput/samples_per_s": "{:.1f} samples/s",
+            "age/mean": "age {:.1f}",
+        }
+        facts = [form.format(self._metrics[name]) for name, form in formats.items() if name in self._metrics]
+        counts = {"groups/filtered": "filtered", "groups/dropped": "dropped", "samples/masked": "masked"}
+        facts += [f"{int(self._metrics[name])} {word}" for name, word in counts.items() if self._metrics.get(name)]
+        return facts
+
+    def left(self) -> str | None:
+        """Return how long the remaining steps take at the pace of the last 20; None: not known yet."""
+        if not self._paces_s:
+            return None
+        seconds = round((self.steps - self.step) * sum(self._paces_s) / len(self._paces_s))
+        minutes, seconds = divmod(seconds, 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+    def spark(self) -> str:
+        """Draw the mean rewards of the last 40 steps, the lowest at the bottom."""
+        if not self._rewards:
+            return ""
+        low, high = min(self._rewards), max(self._rewards)
+        scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+        return "".join(_BARS[round((reward - low) * scale)] for reward in self._rewards)

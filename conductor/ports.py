@@ -1,0 +1,55 @@
+"""The ports of one run: opened from the job, or made by hand."""
+
+from dataclasses import dataclass
+
+from protocols.backend import Backend
+from protocols.grading import GraderPort
+from protocols.inference import InferenceControllerPort
+from protocols.ledger import LedgerPort
+from protocols.prompts import PromptSourcePort
+from protocols.rollouts import RolloutExecutorPort
+from protocols.tracking import TrackerPort
+from protocols.training import TrainerPort
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workloads:
+    """Workloads made by hand; what is None comes from the job's section.
+
+    Their maker opens and closes them. What they share (a payload store) is theirs to share.
+    """
+
+    prompts: PromptSourcePort | None = None
+    executor: RolloutExecutorPort | None = None
+    inference: InferenceControllerPort | None = None
+    grader: GraderPort | None = None
+    trainer: TrainerPort | None = None
+    ledger: LedgerPort | None = None
+    trackers: tuple[TrackerPort, ...] | None = None
+
+    def sections(self) -> frozenset[str]:
+        """Return the sections of the job that these stand for."""
+        given = {
+            "prompts": self.prompts,
+            "episode": self.executor,
+            "engine": self.inference,
+            "reward": self.grader,
+            "train": self.trainer,
+            "ledger": self.ledger,
+            "trackers": self.trackers,
+        }
+        return frozenset(section for section, workload in given.items() if workload is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """Everything the controller talks to."""
+
+    backend: Backend
+    prompts: PromptSourcePort
+    executor: RolloutExecutorPort
+    inference: InferenceControllerPort
+    grader: GraderPort
+    trainer: TrainerPort
+    ledger: LedgerPort
+    trackers: tuple[TrackerPort, ...]

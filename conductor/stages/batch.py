@@ -1,0 +1,79 @@
+"""Batch: the ids of graded groups in, the dispatch ids of batches out.
+
+Waits until the trainer is idle and a batch is full, or the epoch has ended and nothing that runs can join.
+Groups that are ready beyond a batch are kept for the next one.
+"""
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from conductor.abort import drop_remainder
+from conductor.context import RunContext
+from conductor.core.leases import Lease, State
+from protocols.errors import BudgetExhausted
+from protocols.ledger import Claimed
+from protocols.messages import DispatchId, LeaseId
+
+
+async def run(
+    ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId], batches: MemoryObjectSendStream[DispatchId]
+) -> None:
+    """Claim batches for the trainer until no group can come any more."""
+    async with graded, batches, anyio.create_task_group() as group:
+        ctx.start(group, "batch intake", _take_in, ctx, graded)
+        while True:
+            ready = ctx.table.in_state(State.GRADED)
+            complete = _epoch_complete(ctx)
+            if ctx.idle and (batch := _select(ctx, ready, complete=complete)):
+                await _claim(ctx, batch, batches)
+            elif complete and not (ready and _trains_short(ctx)):
+                await drop_remainder(ctx, ready)
+                if ctx.rollouts_done:
+                    return
+                ctx.gate.close()
+                ctx.changed.ring()
+            else:
+                await ctx.changed.wait()
+
+
+async def _take_in(ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId]) -> None:
+    """Follow the stream to its end; what has come is graded in the table."""
+    async for _ in graded:
+        ctx.changed.ring()
+    ctx.rollouts_done = True
+    ctx.changed.ring()
+
+
+def _epoch_complete(ctx: RunContext) -> bool:
+    """Return whether no further group can join the open epoch."""
+    return ctx.rollouts_done or (ctx.gate.ended and not ctx.table.running)
+
+
+def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tuple[Lease, ...]:
+    """Return the groups of the next batch, oldest first; none while it is not full."""
+    wanted = ctx.cfg.batch_groups - ctx.window.short
+    if wanted <= 0:
+        raise BudgetExhausted(
+            what="groups whose samples all earned the same, in one step",
+            spent=ctx.window.filtered,
+            allowed=ctx.cfg.filter_ceiling,
+            field="filter.ceiling",
+            last="the batch would be empty; filter.on_ceiling = 'keep' trains such groups as they are",
+        )
+    if len(ready) >= wanted:
+        return ready[:wanted]
+    return ready if complete and _trains_short(ctx) else ()
+
+
+def _trains_short(ctx: RunContext) -> bool:
+    """Return whether what fills no batch is trained; what is carried over is too, where there is no next epoch."""
+    return ctx.cfg.remainder != "drop"
+
+
+async def _claim(ctx: RunContext, batch: tuple[Lease, ...], batches: MemoryObjectSendStream[DispatchId]) -> None:
+    dispatch_id = ctx.table.next_dispatch_id()
+    ctx.idle = False
+    ctx.admission.forgiven += ctx.cfg.batch_groups - ctx.window.short - len(batch)
+    leases = tuple(lease.lease_id for lease in batch)
+    await ctx.record(Claimed(dispatch_id=dispatch_id, version=ctx.trained, leases=leases))
+    await batches.send(dispatch_id)

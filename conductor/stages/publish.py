@@ -1,0 +1,40 @@
+"""Publish: versions of staged weights in; engines that serve the newest of them.
+
+Waits for the engines, at most ``deadlines.publish``. Versions that were overtaken while a publish ran are
+skipped. Admission grants groups for a version once the engines have confirmed it.
+"""
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from conductor.context import RunContext
+from protocols.messages import WeightVersion
+
+
+async def run(ctx: RunContext, staged: MemoryObjectReceiveStream[WeightVersion]) -> None:
+    """Publish whatever is staged, newest first."""
+    async with staged:
+        async for _ in staged:
+            await publish_pending(ctx)
+
+
+async def publish_pending(ctx: RunContext) -> None:
+    """Publish the newest staged weights; do nothing when there are none."""
+    manifest = ctx.publication.take()
+    if manifest is None:
+        return
+    began = anyio.current_time()
+    receipt = await ctx.ports.inference.publish(manifest)
+    before = ctx.publication.confirm(manifest)
+    ctx.admission.version = manifest.version - ctx.first_version
+    ctx.publish_s = anyio.current_time() - began
+    ctx.changed.ring()
+    ctx.log.debug(
+        "weights.published",
+        version=manifest.version,
+        confirmed=len(receipt.confirmed),
+        stale=sorted(receipt.stale),
+        size_bytes=manifest.size_bytes,
+    )
+    if before is not None:
+        await ctx.ports.backend.payloads.release(before.payload.owner)

@@ -1,0 +1,47 @@
+"""Rollout: lease ids in, the ids of groups whose rollouts are finished out.
+
+Each group is a task of its own; it waits for the executor, at most ``deadlines.group``. A failed attempt is
+aborted, then readmitted or dropped.
+"""
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from conductor.abort import drop, retry
+from conductor.context import RunContext
+from protocols.errors import Aborted, DataFault, Transient
+from protocols.ledger import Generating
+from protocols.messages import LeaseId
+from protocols.rollouts import RolloutLease
+
+
+async def run(
+    ctx: RunContext, admitted: MemoryObjectReceiveStream[LeaseId], finished: MemoryObjectSendStream[LeaseId]
+) -> None:
+    """Play the episodes of every lease that comes."""
+    async with admitted, finished, anyio.create_task_group() as group:
+        async for lease_id in admitted:
+            ctx.start(group, f"rollout {lease_id}", _play, ctx, lease_id, finished)
+
+
+async def _play(ctx: RunContext, lease_id: LeaseId, finished: MemoryObjectSendStream[LeaseId]) -> None:
+    lease = ctx.table[lease_id]
+    await ctx.record(Generating(lease_id=lease_id, attempt=lease.attempt))
+    request = RolloutLease(
+        lease_id=lease_id,
+        attempt=lease.attempt,
+        registration=ctx.cfg.registration,
+        prompt=lease.prompt,
+        group_size=lease.group_size,
+        sampling=ctx.cfg.sampling,
+        seed=ctx.cfg.seed,
+    )
+    try:
+        receipt = await ctx.ports.executor.generate(request)
+    except (Transient, Aborted) as exc:
+        await retry(ctx, lease, exc)
+    except DataFault as exc:
+        await drop(ctx, lease, exc.reason, str(exc))
+    else:
+        ctx.table.deliver(receipt)
+        await finished.send(lease_id)

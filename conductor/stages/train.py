@@ -1,0 +1,154 @@
+"""Train: dispatch ids in, versions of staged weights out.
+
+Waits for the trainer, at most ``deadlines.train``. A step that changed nothing gives its groups up; one
+canonical log line closes each step.
+"""
+
+from collections.abc import Iterator
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from conductor.abort import drop, prefix_of
+from conductor.algorithms.grpo import advantages
+from conductor.context import RunContext
+from conductor.core.leases import Lease
+from conductor.observe.metrics import age_metrics
+from protocols.errors import InvariantError, PortFailed
+from protocols.grading import Grade
+from protocols.inference import Segment, WeightsManifest
+from protocols.ledger import Committed, Unclaimed
+from protocols.messages import DispatchId, WeightVersion
+from protocols.tracking import StepRecord
+from protocols.training import BatchLease, GroupRow, SampleRow, StageRequest, StepReport
+
+
+async def run(
+    ctx: RunContext,
+    batches: MemoryObjectReceiveStream[DispatchId],
+    staged: MemoryObjectSendStream[WeightVersion],
+) -> None:
+    """Train on every batch that comes."""
+    async with batches, staged:
+        began = anyio.current_time()
+        _wait_for_batch(ctx)
+        async for dispatch_id in batches:
+            waited = anyio.current_time()
+            leases = ctx.table.dispatch(dispatch_id)
+            batch = batch_lease(ctx, dispatch_id, leases)
+            report = await ctx.ports.trainer.train_step(batch)
+            trained = anyio.current_time()
+            if await _settle(ctx, batch, leases, report):
+                await stage_weights(ctx)
+                await staged.send(ctx.trained)
+                now = anyio.current_time()
+                times = {
+                    "time/step_s": now - began,
+                    "time/wait_s": waited - began,
+                    "time/train_s": trained - waited,
+                }
+                began = now
+                await _close_step(ctx, batch, leases, report, times)
+            _wait_for_batch(ctx)
+
+
+def _wait_for_batch(ctx: RunContext) -> None:
+    ctx.idle = True
+    ctx.changed.ring()
+
+
+def batch_lease(ctx: RunContext, dispatch_id: DispatchId, leases: tuple[Lease, ...]) -> BatchLease:
+    """Bind the claimed groups to the trainer's version, with an advantage for every sample."""
+    return BatchLease(
+        dispatch_id=dispatch_id,
+        registration=ctx.cfg.registration,
+        version=ctx.trained,
+        groups=tuple(_row(lease) for lease in leases),
+    )
+
+
+def _row(lease: Lease) -> GroupRow:
+    """Return the row of one group; samples without a reward weigh nothing."""
+    scored = [index for index, grade in enumerate(lease.grades) if isinstance(grade, Grade)]
+    rewards = [grade.reward for grade in lease.grades if isinstance(grade, Grade)]
+    by_sample = dict(zip(scored, advantages(rewards), strict=True))
+    return GroupRow(
+        lease_id=lease.lease_id,
+        attempt=lease.attempt,
+        payload=lease.finished_receipt.payload,
+        samples=tuple(
+            SampleRow(sample=index, advantage=by_sample.get(index, 0.0), weight=1.0 if index in by_sample else 0.0)
+            for index in range(lease.group_size)
+        ),
+    )
+
+
+async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], report: StepReport) -> bool:
+    """Record the outcome of a step; return whether parameters changed."""
+    if report.dispatch_id != batch.dispatch_id:
+        raise InvariantError(f"{batch.dispatch_id} was answered with the report of {report.dispatch_id}")
+    if report.mutated == "partial":
+        await ctx.ports.trainer.discard()
+        raise PortFailed(f"{batch.dispatch_id} changed some of the parameters only; load the last checkpoint")
+    if report.mutated == "no":
+        await ctx.record(Unclaimed(dispatch_id=batch.dispatch_id))
+        for lease in leases:
+            await drop(ctx, lease, "step_changed_nothing", f"{batch.dispatch_id}: {report.metrics}")
+        return False
+    if report.version <= ctx.trained:
+        raise InvariantError(f"{batch.dispatch_id} made v{report.version} out of v{ctx.trained}")
+    prefixes = [prefix_of(ctx, lease) for lease in leases]
+    await ctx.record(Committed(dispatch_id=batch.dispatch_id, version=report.version, leases=report.consumed))
+    ctx.trained = report.version
+    for prefix in prefixes:
+        await ctx.ports.backend.payloads.release(prefix)
+    return True
+
+
+async def stage_weights(ctx: RunContext) -> WeightsManifest:
+    """Stage the trainer's weights for publishing; the caller has the trainer to itself."""
+    request = StageRequest(owner=ctx.publication.owner(ctx.trained), exclusive=ctx.cfg.max_age == 0)
+    manifest = await ctx.ports.trainer.stage_weights(request)
+    superseded = ctx.publication.stage(manifest)
+    if superseded is not None:
+        await ctx.ports.backend.payloads.release(superseded.payload.owner)
+    return manifest
+
+
+async def _close_step(
+    ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], report: StepReport, times: dict[str, float]
+) -> None:
+    """Take the metrics of the step to the log, the trackers and whoever watches."""
+    ages = [batch.version - segment.version for lease in leases for segment in _oldest(lease)]
+    samples = sum(row.weight > 0 for group in batch.groups for row in group.samples)
+    tokens = sum(sample.tokens for lease in leases for sample in lease.finished_receipt.samples)
+    ctx.samples += samples
+    lag_p99_s, lag_max_s = ctx.lag.take()
+    step_s = max(times["time/step_s"], 1e-9)
+    metrics = {
+        **ctx.window.take(),
+        **age_metrics(ages),
+        **report.metrics,
+        **times,
+        "time/publish_s": ctx.publish_s,
+        "groups/trained": float(len(leases)),
+        "samples/trained": float(samples),
+        "tokens/trained": float(tokens),
+        "throughput/samples_per_s": samples / step_s,
+        "throughput/tokens_per_s": tokens / step_s,
+        "loop/lag_p99_s": lag_p99_s,
+        "loop/lag_max_s": lag_max_s,
+    }
+    record = StepRecord(step=report.version, metrics=metrics)
+    ctx.history.append(record)
+    ctx.observer.stepped(record, ctx.table.accounts)
+    ctx.log.info("step.trained", step=record.step, **metrics)
+    for tracker in ctx.ports.trackers:
+        await tracker.log(record)
+
+
+def _oldest(lease: Lease) -> Iterator[Segment]:
+    """Yield the oldest segment of each sample that has tokens."""
+    for sample in lease.finished_receipt.samples:
+        if sample.segments:
+            yield min(sample.segments, key=lambda segment: segment.version)

@@ -1,0 +1,175 @@
+"""What is wrong with a job as a whole: between its fields, and in the sections that adapters define."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from conductor.config import RunConfig
+from conductor.decoding import decode, decode_fields
+from protocols.adapters import Adapter, UnknownAdapter, known_kinds, resolve
+from protocols.errors import Problem
+from protocols.inference import Sampling
+from protocols.sections import Section, Site
+
+SECTIONS = ("model", "prompts", "reward", "episode", "engine", "train", "backend", "ledger")
+"""Sections with one adapter each, in the order in which their problems are listed."""
+
+_USE_THE_MODEL = ("episode", "engine", "train")
+_GROUP_RELATIVE = frozenset({"grpo"})
+_CONTEXT_NAMES = ("n_positions", "max_position_embeddings")
+
+
+def find_problems(cfg: RunConfig, *, given: Collection[str] = ()) -> list[Problem]:
+    """Find everything that is wrong with a job, without starting anything.
+
+    Args:
+        cfg: The job; it may have been built in code, where constructors check nothing.
+        given: Sections whose workloads were handed over in code and need no adapter.
+
+    Returns:
+        Each problem once: the fields' own, then between fields, then section by section.
+    """
+    fields, problems = decode_fields(RunConfig, msgspec.structs.asdict(cfg))
+    return [*problems, *find_problems_between(fields, given=given)]
+
+
+def find_problems_between(fields: Mapping[str, Any], *, given: Collection[str] = ()) -> list[Problem]:
+    """Find what is wrong between those fields of a ``RunConfig`` that are right by themselves.
+
+    Nothing is said about what depends on a field that is not in ``fields``.
+    """
+    problems: list[Problem] = []
+    for rule in _RULES:
+        needed = inspect.signature(rule).parameters
+        if needed.keys() <= fields.keys():
+            problems += rule(**{name: fields[name] for name in needed})
+    site = _site(fields)
+    for name in SECTIONS:
+        if name in fields and name not in given:
+            found = _section(name, fields[name], site, needs_model=_needs_model(fields, given))
+            problems += _not_said_yet(found, name, problems)
+    if "trackers" not in given:
+        for number, section in enumerate(fields.get("trackers", ())):
+            problems += _adapter_problems(f"trackers[{number}]", "tracker", section, site)
+    return problems
+
+
+def find_remainder_problem(cfg: RunConfig, epoch_length: int | None) -> Problem | None:
+    """Find whether dropping the remainder of each epoch would drop everything.
+
+    Args:
+        cfg: The job.
+        epoch_length: Prompts in one epoch, as the opened source says.
+    """
+    if cfg.remainder != "drop" or epoch_length is None or epoch_length >= cfg.batch_groups:
+        return None
+    why = f"an epoch has {epoch_length} prompts and a batch {cfg.batch_groups} groups, so nothing would ever be trained"
+    mend = f"set it to 'train' or 'carry', or batch_groups to at most {epoch_length}"
+    return Problem(field="remainder", value="'drop'", why=why, mend=mend)
+
+
+def site_of(cfg: RunConfig) -> Site:
+    """Return the facts about the run that adapters need, with absolute folders."""
+    return _site(msgspec.structs.asdict(cfg))
+
+
+def _site(fields: Mapping[str, Any]) -> Site:
+    job_dir = Path(fields.get("job_dir") or ".").absolute()
+    run_dir = fields.get("run_dir")
+    return Site(
+        job_dir=str(job_dir),
+        run_dir=None if run_dir is None else str(job_dir / run_dir),
+        seed=fields.get("seed", 0),
+        model=fields.get("model"),
+    )
+
+
+def _one_sample(group_size: int, algorithm: str) -> Iterable[Problem]:
+    if group_size == 1 and algorithm in _GROUP_RELATIVE:
+        why = f"'{algorithm}' compares the samples of a group, and one has nothing to compare with"
+        yield Problem(field="group_size", value="1", why=why, mend="give at least 2")
+
+
+def _equal_samples(group_size: int, sampling: Sampling) -> Iterable[Problem]:
+    why = f"all {group_size} samples of a group would be the same, and equal rewards teach nothing"
+    if group_size > 1 and sampling.temperature == 0:
+        yield Problem(field="sampling.temperature", value="0", why=why, mend="give a number above 0")
+    elif group_size > 1 and sampling.top_k == 1:
+        yield Problem(field="sampling.top_k", value="1", why=why, mend="give at least 2, or 0 to keep all tokens")
+
+
+def _context(sampling: Sampling, model: Section | None) -> Iterable[Problem]:
+    for name, context in _contexts(model).items():
+        if sampling.max_tokens >= context:
+            why = f"model.config.{name} is {context}, which the prompt and the completion share"
+            mend = f"give at most {context - 1}, less what the longest prompt takes"
+            yield Problem(field="sampling.max_tokens", value=str(sampling.max_tokens), why=why, mend=mend)
+            return
+
+
+def _contexts(model: Section | None) -> dict[str, int]:
+    """Return the length of the context where the job itself states it, by the name it goes under."""
+    described: Any = None if model is None else model.options.get("config")
+    if not isinstance(described, Mapping):
+        return {}
+    sizes = cast("Mapping[str, Any]", described)
+    return {name: sizes[name] for name in _CONTEXT_NAMES if isinstance(sizes.get(name), int)}
+
+
+_RULES: tuple[Callable[..., Iterable[Problem]], ...] = (_one_sample, _equal_samples, _context)
+"""What must hold between fields. A rule's parameters name the fields it reads: it is asked only if all are right."""
+
+
+def _needs_model(fields: Mapping[str, Any], given: Collection[str]) -> bool:
+    """Say whether a part of the job needs ``[model]``; a user's own adapters say so themselves."""
+    users = (fields[name] for name in _USE_THE_MODEL if name in fields and name not in given)
+    return any(":" not in section.kind for section in users)
+
+
+def _section(name: str, section: Section | None, site: Site, *, needs_model: bool) -> list[Problem]:
+    if section is not None:
+        return _adapter_problems(name, name, section, site)
+    if name == "model" and not needs_model:
+        return []
+    mend = f"add a section [{name}] with a kind: {', '.join(known_kinds(name))}, or module:name"
+    return [Problem(field=name, value=None, why="is missing", mend=mend)]
+
+
+def _adapter_problems(place: str, room: str, section: Section, site: Site) -> list[Problem]:
+    """Ask the adapter of one section.
+
+    Args:
+        place: Where the section stands in the job, ``trackers[0]``.
+        room: Under which name its adapters are known, ``tracker``.
+        section: The adapter and its options.
+        site: Facts about the run.
+    """
+    try:
+        adapter = resolve(room, section.kind, site.job_dir)
+    except UnknownAdapter as exc:
+        return [msgspec.structs.replace(exc.problem, field=f"{place}.kind")]
+    lacking = _lacking(adapter, room)
+    if lacking:
+        why, mend = f"it is no adapter: it has no '{lacking[0]}'", "name a module with Config, check and open"
+        return [Problem(field=f"{place}.kind", value=repr(section.kind), why=why, mend=mend)]
+    options, problems = decode(adapter.Config, section.options, place)
+    return problems if options is None else list(adapter.check(options, site))
+
+
+def _lacking(adapter: Adapter, room: str) -> list[str]:
+    opens = ("load_module", "load_tokenizer") if room == "model" else ("open",)
+    return [name for name in ("Config", "check", *opens) if not hasattr(adapter, name)]
+
+
+def _not_said_yet(found: Iterable[Problem], section: str, said: Collection[Problem]) -> list[Problem]:
+    """Leave out what one section's adapter says about another section that is known to be wrong."""
+    wrong = {problem.field.partition(".")[0] for problem in said}
+    fresh: list[Problem] = []
+    for problem in found:
+        owner = problem.field.partition(".")[0]
+        if problem not in fresh and (owner == section or owner not in wrong):
+            fresh.append(problem)
+    return fresh

@@ -1,0 +1,72 @@
+"""The admission law, against numbers worked by others and against itself."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.core.admission import Admission
+
+
+def admission(*, slots: int, batch: int, max_age: int, version: int = 0, target: int = 10**9) -> Admission:
+    return Admission(slots=slots, batch=batch, max_age=max_age, version=version, target=target)
+
+
+@pytest.mark.parametrize(
+    ("slots", "batch", "max_age", "running", "expected"),
+    [
+        (10, 4, 2, 0, 10),
+        (100, 32, 10, 0, 100),
+        (1000, 32, 10, 0, 352),
+        (5, 4, 2, 3, 2),
+    ],
+)
+def test_capacity_of_worked_examples(slots: int, batch: int, max_age: int, running: int, expected: int) -> None:
+    """AReaL tests/test_staleness_manager.py: capacity at version 0 (ORACLES.md, controller scenarios)."""
+    assert admission(slots=slots, batch=batch, max_age=max_age).grants(accepted=0, running=running) == expected
+
+
+def test_max_age_zero_still_grants_a_batch() -> None:
+    """I15, TRL PR#5650: staleness 0 multiplied the capacity away."""
+    assert admission(slots=8, batch=4, max_age=0).grants(accepted=0, running=0) == 4
+
+
+def test_a_filtered_group_gives_its_slot_back() -> None:
+    """SkyRL test_fully_async_trainer: a filtered group returns one slot."""
+    law = admission(slots=8, batch=2, max_age=1)
+    assert law.grants(accepted=0, running=4) == 0
+    assert law.grants(accepted=0, running=3) == 1
+
+
+def test_a_short_batch_counts_as_a_whole_one() -> None:
+    """With 14 of 16 trained the next version must not be granted 18 groups: two would be over age."""
+    law = admission(slots=64, batch=16, max_age=0)
+    law.version, law.forgiven = 1, 2
+    assert law.grants(accepted=14, running=0) == 16
+
+
+def test_recovery_counts_what_was_accepted() -> None:
+    """AReaL: after a recovery at version v, accepted is v * batch, and one window is granted."""
+    law = admission(slots=100, batch=4, max_age=2, version=5)
+    assert law.grants(accepted=20, running=0) == 12
+
+
+@given(
+    slots=st.integers(1, 50),
+    batch=st.integers(1, 20),
+    max_age=st.integers(0, 5),
+    version=st.integers(0, 20),
+    steps=st.integers(1, 30),
+    running=st.integers(0, 60),
+    accepted=st.integers(0, 600),
+)
+def test_grants_never_exceed_any_bound(
+    slots: int, batch: int, max_age: int, version: int, steps: int, running: int, accepted: int
+) -> None:
+    """I33: what is in flight is bounded by the slots, the window and the end of the run, at any state."""
+    law = admission(slots=slots, batch=batch, max_age=max_age, version=version, target=steps * batch)
+    granted = law.grants(accepted=accepted, running=running)
+    assert granted >= 0
+    if granted:
+        assert running + granted <= slots
+        assert accepted + running + granted <= (max_age + version + 1) * batch
+        assert accepted + running + granted <= steps * batch

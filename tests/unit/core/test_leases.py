@@ -1,0 +1,198 @@
+"""The lease table: one transition table, exact accounts, nothing trained twice."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.core.leases import SETTLED, TRANSITIONS, LeaseTable, State
+from protocols.errors import InvariantError
+from protocols.grading import Grade
+from protocols.inference import Segment
+from protocols.ledger import (
+    AbortConfirmed,
+    Aborting,
+    Admitted,
+    Claimed,
+    Committed,
+    Dropped,
+    Filtered,
+    Generating,
+    Graded,
+    LedgerEvent,
+    Readmitted,
+    Unclaimed,
+)
+from protocols.messages import DispatchId, LeaseId, PayloadRef, WeightVersion
+from protocols.prompts import Prompt, TextPrompt
+from protocols.rollouts import GroupReceipt, SampleReceipt
+
+L0, L1 = LeaseId("L0"), LeaseId("L1")
+D0 = DispatchId("D0")
+SAMPLE = SampleReceipt(tokens=1, segments=(Segment(version=WeightVersion(0), count=1),), finish="stop", preview="")
+
+
+def admitted(lease_id: LeaseId) -> Admitted:
+    return Admitted(lease_id=lease_id, prompt=Prompt(position=0, content=TextPrompt(text="p")), group_size=2)
+
+
+def receipt(lease_id: LeaseId, attempt: int = 0, samples: int = 2) -> GroupReceipt:
+    ref = PayloadRef(owner=f"policy.1/{lease_id}/{attempt}/", key="group")
+    return GroupReceipt(lease_id=lease_id, attempt=attempt, prompt_tokens=1, payload=ref, samples=(SAMPLE,) * samples)
+
+
+def graded(lease_id: LeaseId, attempt: int = 0) -> Graded:
+    return Graded(lease_id=lease_id, receipt=receipt(lease_id, attempt), grades=(Grade(reward=0.0),) * 2)
+
+
+def claimed(*leases: LeaseId, dispatch: DispatchId = D0) -> Claimed:
+    return Claimed(dispatch_id=dispatch, version=WeightVersion(0), leases=leases)
+
+
+def committed(*leases: LeaseId, dispatch: DispatchId = D0) -> Committed:
+    return Committed(dispatch_id=dispatch, version=WeightVersion(1), leases=leases)
+
+
+PATH_TO: dict[State, tuple[LedgerEvent, ...]] = {
+    State.ADMITTED: (admitted(L0),),
+    State.GENERATING: (admitted(L0), Generating(lease_id=L0, attempt=0)),
+    State.GRADED: (admitted(L0), Generating(lease_id=L0, attempt=0), graded(L0)),
+    State.CLAIMED: (admitted(L0), Generating(lease_id=L0, attempt=0), graded(L0), claimed(L0)),
+    State.ABORTING: (admitted(L0), Aborting(lease_id=L0, reason="r")),
+    State.ABORTED: (admitted(L0), Aborting(lease_id=L0, reason="r"), AbortConfirmed(lease_id=L0)),
+}
+
+STEP_TO: dict[State, LedgerEvent] = {
+    State.GENERATING: Generating(lease_id=L0, attempt=0),
+    State.GRADED: graded(L0),
+    State.CLAIMED: claimed(L0),
+    State.COMMITTED: committed(L0),
+    State.FILTERED: Filtered(lease_id=L0, reason="r"),
+    State.ABORTING: Aborting(lease_id=L0, reason="r"),
+    State.ABORTED: AbortConfirmed(lease_id=L0),
+    State.ADMITTED: Readmitted(lease_id=L0, attempt=1),
+    State.DROPPED: Dropped(lease_id=L0, reason="r"),
+}
+
+
+def table_after(*events: LedgerEvent) -> LeaseTable:
+    table = LeaseTable()
+    for event in events:
+        table.apply(event)
+    return table
+
+
+@pytest.mark.parametrize(("state", "target"), list(itertools.product(PATH_TO, STEP_TO)))
+def test_exactly_the_transitions_of_the_table_are_possible(state: State, target: State) -> None:
+    """DESIGN.md, leases: anything outside the one transition table is an InvariantError."""
+    table = table_after(*PATH_TO[state])
+    event = STEP_TO[target]
+    if state is State.CLAIMED and target is State.GRADED:
+        event = Unclaimed(dispatch_id=D0)
+    if target in TRANSITIONS[state]:
+        table.apply(event)
+        assert target in SETTLED or table[L0].state is target
+    else:
+        before = table.accounts
+        with pytest.raises(InvariantError):
+            table.apply(event)
+        assert table.accounts == before
+        assert table[L0].state is state
+
+
+def test_a_committed_lease_cannot_be_committed_again() -> None:
+    """Law 2: no group is trained twice."""
+    table = table_after(*PATH_TO[State.CLAIMED], committed(L0))
+    with pytest.raises(InvariantError, match="D0"):
+        table.apply(committed(L0))
+    with pytest.raises(InvariantError, match="L0 is settled"):
+        table.apply(claimed(L0, dispatch=DispatchId("D1")))
+
+
+def test_a_claim_changes_nothing_until_all_of_it_succeeds() -> None:
+    """DESIGN.md: one lease of the batch is not graded, so none is claimed."""
+    table = table_after(*PATH_TO[State.GRADED], admitted(L1))
+    with pytest.raises(InvariantError, match="L1"):
+        table.apply(claimed(L0, L1))
+    assert table[L0].state is State.GRADED
+    assert table.open_dispatches() == ()
+
+
+def test_a_claim_with_a_lease_twice_is_refused() -> None:
+    """Law 2, inside one batch."""
+    table = table_after(*PATH_TO[State.GRADED])
+    with pytest.raises(InvariantError, match="twice"):
+        table.apply(claimed(L0, L0))
+
+
+def test_a_step_commits_exactly_what_it_had_claimed() -> None:
+    """A trainer that reports other leases than it was lent is not believed."""
+    table = table_after(*PATH_TO[State.CLAIMED])
+    with pytest.raises(InvariantError, match="consumed"):
+        table.apply(committed(L0, L1))
+    assert table[L0].state is State.CLAIMED
+
+
+def test_the_receipt_of_an_earlier_attempt_is_refused() -> None:
+    """I42: a retry counted twice; a late reply is not the running attempt's."""
+    table = table_after(*PATH_TO[State.ABORTED], Readmitted(lease_id=L0, attempt=1), Generating(lease_id=L0, attempt=1))
+    with pytest.raises(InvariantError, match="attempt 0"):
+        table.deliver(receipt(L0, attempt=0))
+    table.deliver(receipt(L0, attempt=1))
+    assert table[L0].receipt == receipt(L0, attempt=1)
+
+
+def test_a_receipt_without_all_samples_is_refused() -> None:
+    """I01: a group three samples short must not wait for ever, it is an error of the executor."""
+    table = table_after(*PATH_TO[State.GENERATING])
+    with pytest.raises(InvariantError, match="1 samples"):
+        table.deliver(receipt(L0, samples=1))
+
+
+@given(data=st.data())
+def test_books_balance_after_every_event(data: st.DataObject) -> None:
+    """Law 1 for arbitrary orders of legal events: admitted = committed + filtered + dropped + open."""
+    table = LeaseTable()
+    for _ in range(data.draw(st.integers(0, 40), label="events")):
+        table.apply(data.draw(st.sampled_from(legal_events(table)), label="event"))
+        accounts = table.accounts
+        assert accounts.balanced
+        assert accounts.open == len(list(table))
+        assert table.running + table.accepted + accounts.filtered + accounts.dropped == accounts.admitted
+
+
+def test_a_replay_of_the_events_rebuilds_the_table() -> None:
+    """The ledger alone is enough to know who owns what."""
+    events = (*PATH_TO[State.CLAIMED], admitted(L1), Unclaimed(dispatch_id=D0))
+    first, second = table_after(*events), table_after(*events)
+    assert list(first) == list(second)
+    assert first.accounts == second.accounts
+
+
+def legal_events(table: LeaseTable) -> list[LedgerEvent]:
+    """Return every event that the table must accept now."""
+    events: list[LedgerEvent] = [admitted(table.next_lease_id())]
+    for lease in table:
+        lease_id = lease.lease_id
+        if State.ABORTING in TRANSITIONS[lease.state]:
+            events.append(Aborting(lease_id=lease_id, reason="r"))
+        match lease.state:
+            case State.ADMITTED:
+                events.append(Generating(lease_id=lease_id, attempt=lease.attempt))
+            case State.GENERATING:
+                events.append(graded(lease_id, lease.attempt))
+            case State.GRADED:
+                events.append(Filtered(lease_id=lease_id, reason="r"))
+                events.append(claimed(lease_id, dispatch=table.next_dispatch_id()))
+            case State.ABORTING:
+                events.append(AbortConfirmed(lease_id=lease_id))
+            case State.ABORTED:
+                events.append(Readmitted(lease_id=lease_id, attempt=lease.attempt + 1))
+                events.append(Dropped(lease_id=lease_id, reason="r"))
+            case _:
+                pass
+    for dispatch_id in table.open_dispatches():
+        leases = tuple(lease.lease_id for lease in table.dispatch(dispatch_id))
+        events += [committed(*leases, dispatch=dispatch_id), Unclaimed(dispatch_id=dispatch_id)]
+    return events
