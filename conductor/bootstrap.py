@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
-from conductor.bounded import bounded_backend
+from conductor.bounded import bounded, bounded_backend
 from conductor.config import RunConfig
 from conductor.fleet.group import member_specs, open_group
 from conductor.ports import Ports, Workloads
@@ -34,6 +34,8 @@ _POOL = "backends.engines.pool:EnginePool"
 async def open_ports(cfg: RunConfig, *, backend: Backend | None, workloads: Workloads) -> AsyncGenerator[Ports]:
     """Open everything that the job names and the caller did not bring, and close it in the reverse order.
 
+    Every port given is bounded by the job's deadlines.
+
     Args:
         cfg: A job without problems.
         backend: Where workloads are hosted; None opens the job's.
@@ -47,28 +49,27 @@ async def open_ports(cfg: RunConfig, *, backend: Backend | None, workloads: Work
     async with AsyncExitStack() as stack:
         home = backend or await stack.enter_async_context(_open_backend(cfg.backend, site))
         opener = _Opener(cfg, site, home, stack)
-        prompts = workloads.prompts or await opener.beside(PromptSourcePort, "prompts", cfg.prompts)
+        prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
         if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
             raise ConfigError([problem])
-        ledger = workloads.ledger or await opener.beside(LedgerPort, "ledger", cfg.ledger)
-        trainer = workloads.trainer or (await opener.host(TrainerPort, "policy", "train", cfg.train))[0]
-        inference = workloads.inference or await opener.pool()
-        await home.launcher.serve(await inference.endpoint(), inference)
-        executor = workloads.executor or (await opener.host(RolloutExecutorPort, "episode", "episode", cfg.episode))[0]
-        grader = workloads.grader or (await opener.host(GraderPort, "reward", "reward", cfg.reward))[0]
+        ledger = opener.bound(LedgerPort, workloads.ledger or await opener.beside("ledger", cfg.ledger))
         trackers = workloads.trackers
         if trackers is None:
-            opened = [await opener.beside(TrackerPort, "tracker", section) for section in cfg.trackers]
-            trackers = tuple(opened)
+            trackers = tuple([await opener.beside("tracker", section) for section in cfg.trackers])
+        trainer = workloads.trainer or await opener.host(TrainerPort, "policy", "train", cfg.train)
+        inference = opener.bound(InferenceControllerPort, workloads.inference or await opener.pool())
+        await home.launcher.serve(await inference.endpoint(), inference)
+        executor = workloads.executor or await opener.host(RolloutExecutorPort, "episode", "episode", cfg.episode)
+        grader = workloads.grader or await opener.host(GraderPort, "reward", "reward", cfg.reward)
         yield Ports(
             backend=bounded_backend(home, cfg.deadlines),
             prompts=prompts,
-            executor=executor,
+            executor=opener.bound(RolloutExecutorPort, executor),
             inference=inference,
-            grader=grader,
-            trainer=trainer,
+            grader=opener.bound(GraderPort, grader),
+            trainer=opener.bound(TrainerPort, trainer),
             ledger=ledger,
-            trackers=trackers,
+            trackers=tuple(opener.bound(TrackerPort, tracker) for tracker in trackers),
         )
 
 
@@ -86,10 +87,14 @@ class _Opener:
         self._backend = backend
         self._stack = stack
 
-    async def host(self, port: type[P], role: str, section: str, adapter: Section | None) -> tuple[P, ...]:
-        """Launch a role's workers on the backend and return their ports, in order of rank."""
-        members = await self._launch(role, section, adapter)
-        return tuple(client(port, self._caller(member)) for member in members)
+    def bound(self, port: type[P], implementation: P) -> P:
+        """Bound every call of a port."""
+        return bounded(port, implementation, self._cfg.deadlines)
+
+    async def host(self, port: type[P], role: str, section: str, adapter: Section | None) -> P:
+        """Launch a role's only worker on the backend and return its port."""
+        (member,) = await self._launch(role, section, adapter)
+        return client(port, self._caller(member))
 
     async def pool(self) -> InferenceControllerPort:
         """Launch the engines and return their controller."""
@@ -98,13 +103,12 @@ class _Opener:
         pool: Callable[[Mapping[WorkerId, EnginePort]], InferenceControllerPort] = load_object(_POOL, "")
         return pool(engines)
 
-    async def beside(self, _port: type[P], section: str, adapter: Section | None) -> P:
+    async def beside(self, section: str, adapter: Section | None) -> Any:
         """Open an adapter in the controller's own process; its type is what the section promises."""
         named = _required(section, adapter)
         found = resolve(section, named.kind, self._site.job_dir)
         host = Host(site=self._site, payloads=self._backend.payloads)
-        opened = await self._stack.enter_async_context(found.open(msgspec.convert(named.options, found.Config), host))
-        return cast("P", opened)
+        return await self._stack.enter_async_context(found.open(msgspec.convert(named.options, found.Config), host))
 
     async def _launch(self, role: str, section: str, adapter: Section | None) -> tuple[WorkerId, ...]:
         group = await self._stack.enter_async_context(

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from conductor.config import Deadlines
-from conductor.ports import Ports
 from protocols.aio import deadline
 from protocols.backend import Backend, LauncherPort, PayloadPort, PlacementPort
 from protocols.grading import GraderPort
@@ -68,20 +67,6 @@ def bounded_backend(backend: Backend, deadlines: Deadlines) -> Backend:
         placement=bounded(PlacementPort, backend.placement, deadlines),
         launcher=bounded(LauncherPort, backend.launcher, deadlines),
         payloads=bounded(PayloadPort, backend.payloads, deadlines),
-    )
-
-
-def bounded_ports(ports: Ports, deadlines: Deadlines) -> Ports:
-    """Return the ports that the stages call, bounded."""
-    return Ports(
-        backend=ports.backend,
-        prompts=bounded(PromptSourcePort, ports.prompts, deadlines),
-        executor=bounded(RolloutExecutorPort, ports.executor, deadlines),
-        inference=bounded(InferenceControllerPort, ports.inference, deadlines),
-        grader=bounded(GraderPort, ports.grader, deadlines),
-        trainer=bounded(TrainerPort, ports.trainer, deadlines),
-        ledger=bounded(LedgerPort, ports.ledger, deadlines),
-        trackers=tuple(bounded(TrackerPort, tracker, deadlines) for tracker in ports.trackers),
     )
 
 

@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TypeVarTuple
+from typing import TypeVarTuple, cast
 
 from anyio.abc import TaskGroup
 from structlog.typing import FilteringBoundLogger
@@ -24,6 +25,7 @@ from protocols.messages import LeaseId, WeightVersion
 from protocols.tracking import StepRecord
 
 Args = TypeVarTuple("Args")
+Streams = TypeVarTuple("Streams")
 
 INITIAL = WeightVersion(0)
 
@@ -43,6 +45,7 @@ class RunContext:
         samples: Samples trained so far.
         idle: Whether the trainer waits for a batch.
         readmitted: Leases that admit sends out again, in order.
+        record_failed: Whether the ledger failed to write: nothing is written after a gap.
         rollouts_done: Whether every rollout and grade that will come has come.
     """
 
@@ -65,6 +68,7 @@ class RunContext:
     idle: bool = False
     readmitted: deque[LeaseId] = field(default_factory=deque)
     rollouts_done: bool = False
+    record_failed: bool = False
     samples: int = 0
 
     async def record(self, *events: LedgerEvent) -> None:
@@ -77,13 +81,38 @@ class RunContext:
         for event in events:
             self.table.apply(event)
         self.changed.ring()
-        await self.ports.ledger.append(events)
+        if self.record_failed:
+            return
+        try:
+            await self.ports.ledger.append(events)
+        except Exception:
+            self.record_failed = True
+            raise
 
     def start(self, group: TaskGroup, name: str, body: Callable[[*Args], Awaitable[None]], *args: *Args) -> None:
         """Start a task whose failure is remembered in the order of failing, and whose end is never silent."""
+        group.start_soon(self._run, name, lambda: body(*args), name=name)
+
+    def start_stage(
+        self,
+        group: TaskGroup,
+        name: str,
+        body: Callable[["RunContext", *Streams], Awaitable[None]],
+        *streams: *Streams,
+    ) -> None:
+        """Start a stage, which closes its ends of the streams when it ends.
+
+        Its failure is remembered before they close: what a closed stream breaks next door came second.
+        """
 
         async def run() -> None:
-            with self.failures.watch(name):
-                await owned(name, lambda: body(*args))
+            with ExitStack() as ends:
+                for stream in streams:
+                    ends.enter_context(cast("AbstractContextManager[object]", stream))
+                await self._run(f"stage {name}", lambda: body(self, *streams))
 
-        group.start_soon(run, name=name)
+        group.start_soon(run, name=f"stage {name}")
+
+    async def _run(self, name: str, body: Callable[[], Awaitable[None]]) -> None:
+        with self.failures.watch(name):
+            await owned(name, body)

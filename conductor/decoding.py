@@ -75,8 +75,7 @@ def _strangers(raw: Mapping[str, Any], known: Collection[str], path: str) -> tup
     for key, value in raw.items():
         if key in known:
             continue
-        free = [name for name in known if name not in raw]
-        near = difflib.get_close_matches(str(key), free, n=1)
+        near = difflib.get_close_matches(str(key), known, n=1)
         misspelt.update(near)
         mend = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
         problems.append(Problem(field=_join(path, key), value=shown(value), why="unknown key", mend=mend))

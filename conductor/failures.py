@@ -13,14 +13,13 @@ class Failures:
 
     @contextmanager
     def watch(self, name: str) -> Generator[None]:
-        """Remember what fails in the block, and let it pass. Groups were remembered leaf by leaf."""
+        """Remember what fails in the block, and let it pass. Of a group, its leaves that are not remembered yet."""
         try:
             yield
-        except ExceptionGroup:
-            raise
         except Exception as exc:
-            if all(exc is not known for _, known in self._failures):
-                self._failures.append((name, exc))
+            for leaf in _leaves(exc):
+                if isinstance(leaf, Exception) and not self._knows(leaf):
+                    self._failures.append((name, leaf))
             raise
 
     def verdict(self, group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -37,19 +36,16 @@ class Failures:
         if not self._failures:
             return leaves[0] if len(leaves) == 1 else group
         (_, first), *others = self._failures
-        noted = [(name, exc) for name, exc in others if exc is not first]
-        known = {id(exc) for _, exc in self._failures}
-        noted += [("a task", leaf) for leaf in leaves if id(leaf) not in known]
-        for name, exc in noted:
+        for name, exc in [*others, *(("a task", leaf) for leaf in leaves if not self._knows(leaf))]:
             first.add_note(f"{name} then failed with {type(exc).__name__}: {exc}")
         return first
 
+    def _knows(self, error: BaseException) -> bool:
+        return any(error is known for _, known in self._failures)
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
-    for exc in group.exceptions:
-        if isinstance(exc, BaseExceptionGroup):
-            leaves += _leaves(cast("BaseExceptionGroup[BaseException]", exc))
-        else:
-            leaves.append(exc)
-    return leaves
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return [leaf for exc in group.exceptions for leaf in _leaves(exc)]

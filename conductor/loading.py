@@ -116,7 +116,10 @@ def _settle_folders(fields: dict[str, Any], path: Path, run_dir: str | None) -> 
 
 
 def _new_run_dir(name: str) -> Path:
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
-    first = Path("runs") / f"{name}-{stamp}"
+    first = Path("runs") / f"{name}-{_stamp()}"
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([first], others) if not folder.exists())
+
+
+def _stamp() -> str:
+    return dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")

@@ -11,7 +11,6 @@ from structlog.typing import FilteringBoundLogger
 
 from conductor.abort import settle_run
 from conductor.bootstrap import open_ports
-from conductor.bounded import bounded_ports
 from conductor.config import RunConfig
 from conductor.context import RunContext
 from conductor.core.admission import Admission
@@ -63,7 +62,7 @@ def make_context(
     """Return the state of a run that has not begun."""
     return RunContext(
         cfg=cfg,
-        ports=bounded_ports(ports, cfg.deadlines),
+        ports=ports,
         log=log,
         observer=observer,
         failures=failures,
@@ -139,12 +138,12 @@ async def _run_stages(ctx: RunContext) -> None:
         batch_out, train_in = _stream(streams, DispatchId, 1)
         train_out, publish_in = _stream(streams, WeightVersion, 1)
         async with anyio.create_task_group() as group:
-            ctx.start(group, "stage admit", admit.run, ctx, admit_out)
-            ctx.start(group, "stage rollout", rollout.run, ctx, rollout_in, rollout_out)
-            ctx.start(group, "stage reward", reward.run, ctx, reward_in, reward_out)
-            ctx.start(group, "stage batch", batch.run, ctx, batch_in, batch_out)
-            ctx.start(group, "stage train", train.run, ctx, train_in, train_out)
-            ctx.start(group, "stage publish", publish.run, ctx, publish_in)
+            ctx.start_stage(group, "admit", admit.run, admit_out)
+            ctx.start_stage(group, "rollout", rollout.run, rollout_in, rollout_out)
+            ctx.start_stage(group, "reward", reward.run, reward_in, reward_out)
+            ctx.start_stage(group, "batch", batch.run, batch_in, batch_out)
+            ctx.start_stage(group, "train", train.run, train_in, train_out)
+            ctx.start_stage(group, "publish", publish.run, publish_in)
 
 
 def _stream(

@@ -50,7 +50,8 @@ def find_problems_between(fields: Mapping[str, Any], *, given: Collection[str] =
     for name in SECTIONS:
         if name in fields and name not in given:
             found = _section(name, fields[name], site, needs_model=_needs_model(fields, given))
-            problems += _not_said_yet(found, name, problems)
+            wrong = {_owner(problem) for problem in problems} | (set(SECTIONS) - fields.keys())
+            problems += _fresh(found, name, wrong)
     if "trackers" not in given:
         for number, section in enumerate(fields.get("trackers", ())):
             problems += _adapter_problems(f"trackers[{number}]", "tracker", section, site)
@@ -153,7 +154,7 @@ def _adapter_problems(place: str, room: str, section: Section, site: Site) -> li
         return [msgspec.structs.replace(exc.problem, field=f"{place}.kind")]
     lacking = _lacking(adapter, room)
     if lacking:
-        why, mend = f"it is no adapter: it has no '{lacking[0]}'", "name a module with Config, check and open"
+        why, mend = f"it has no '{lacking[0]}'", "name a module with Config, check and open"
         return [Problem(field=f"{place}.kind", value=repr(section.kind), why=why, mend=mend)]
     options, problems = decode(adapter.Config, section.options, place)
     return problems if options is None else list(adapter.check(options, site))
@@ -164,12 +165,15 @@ def _lacking(adapter: Adapter, room: str) -> list[str]:
     return [name for name in ("Config", "check", *opens) if not hasattr(adapter, name)]
 
 
-def _not_said_yet(found: Iterable[Problem], section: str, said: Collection[Problem]) -> list[Problem]:
-    """Leave out what one section's adapter says about another section that is known to be wrong."""
-    wrong = {problem.field.partition(".")[0] for problem in said}
+def _fresh(found: Iterable[Problem], section: str, wrong: Collection[str]) -> list[Problem]:
+    """Leave out repetitions, and what an adapter says about another section that is known to be wrong."""
     fresh: list[Problem] = []
     for problem in found:
-        owner = problem.field.partition(".")[0]
+        owner = _owner(problem)
         if problem not in fresh and (owner == section or owner not in wrong):
             fresh.append(problem)
     return fresh
+
+
+def _owner(problem: Problem) -> str:
+    return problem.field.partition(".")[0]

@@ -103,7 +103,10 @@ LedgerEvent = (
 
 
 class LedgerPort(Protocol):
-    """The record. Appends may be concurrent; they are written in the order of the calls."""
+    """The record. Appends may be concurrent; they are written in the order of the calls.
+
+    It has no gap: when an append fails, every later one fails too.
+    """
 
     async def append(self, events: tuple[LedgerEvent, ...]) -> None:
         """Write ``events``, all or none; they are as durable as the adapter promises on return.

@@ -62,9 +62,11 @@ def _show(result: RunResult, *, quiet: bool, as_json: bool) -> None:
 
 
 def _report(error: Exception) -> None:
-    """Say in full what failed; a traceback only where the program is to blame and not its user."""
+    """Say what one line cannot; a traceback only where the program is to blame and not its user."""
     if isinstance(error, ConductorError) and error.exit_code != _OURS:
-        click.echo("\n".join([error.message, *getattr(error, "__notes__", [])]), err=True)
+        lines = [*error.message.splitlines(), *getattr(error, "__notes__", [])]
+        if len(lines) > 1:
+            click.echo("\n".join(lines), err=True)
     else:
         click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
 

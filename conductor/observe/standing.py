@@ -21,7 +21,7 @@ class Standing:
         self.steps = steps
         self.step = 0
         self._metrics: dict[str, float] = {}
-        self._open = 0
+        self._in_flight = 0
         self._rewards: deque[float] = deque(maxlen=_SPARK_STEPS)
         self._paces_s: deque[float] = deque(maxlen=_PACE_STEPS)
 
@@ -29,7 +29,7 @@ class Standing:
         """Take in one step."""
         self.step = record.step
         self._metrics = record.metrics
-        self._open = accounts.open
+        self._in_flight = accounts.open
         if "reward/mean" in record.metrics:
             self._rewards.append(record.metrics["reward/mean"])
         if "time/step_s" in record.metrics:
@@ -46,7 +46,7 @@ class Standing:
         facts = [form.format(self._metrics[name]) for name, form in formats.items() if name in self._metrics]
         counts = {"groups/filtered": "filtered", "groups/dropped": "dropped", "samples/masked": "masked"}
         facts += [f"{int(self._metrics[name])} {word}" for name, word in counts.items() if self._metrics.get(name)]
-        return facts
+        return [*facts, f"{self._in_flight} in flight"] if self._in_flight else facts
 
     def left(self) -> str | None:
         """Return how long the remaining steps take at the pace of the last 20; None: not known yet."""

@@ -19,23 +19,22 @@ async def run(ctx: RunContext, admitted: MemoryObjectSendStream[LeaseId]) -> Non
     """Lend out prompts until the run needs no more."""
     held: Prompt | None = None
     exhausted = False
-    async with admitted:
-        while True:
-            if ctx.readmitted:
-                await admitted.send(ctx.readmitted.popleft())
-            elif not ctx.table.running and (exhausted or not ctx.admission.wants_more(accepted=ctx.table.accepted)):
-                return
-            elif not exhausted and _may_admit(ctx, held):
-                held = held or await _draw(ctx)
-                if held is None:
-                    exhausted = True
-                    ctx.gate.exhaust()
-                elif ctx.gate.offer(held.epoch):
-                    prompt, held = held, None
-                    await admitted.send(await _admit(ctx, prompt))
-                ctx.changed.ring()
-            else:
-                await ctx.changed.wait()
+    while True:
+        if ctx.readmitted:
+            await admitted.send(ctx.readmitted.popleft())
+        elif not ctx.table.running and (exhausted or not ctx.admission.wants_more(accepted=ctx.table.accepted)):
+            return
+        elif not exhausted and _may_admit(ctx, held):
+            held = held or await _draw(ctx)
+            if held is None:
+                exhausted = True
+                ctx.gate.exhaust()
+            elif ctx.gate.offer(held.epoch):
+                prompt, held = held, None
+                await admitted.send(await _admit(ctx, prompt))
+            ctx.changed.ring()
+        else:
+            await ctx.changed.wait()
 
 
 def _may_admit(ctx: RunContext, held: Prompt | None) -> bool:

@@ -19,7 +19,7 @@ async def run(
     ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId], batches: MemoryObjectSendStream[DispatchId]
 ) -> None:
     """Claim batches for the trainer until no group can come any more."""
-    async with graded, batches, anyio.create_task_group() as group:
+    async with anyio.create_task_group() as group:
         ctx.start(group, "batch intake", _take_in, ctx, graded)
         while True:
             ready = ctx.table.in_state(State.GRADED)

@@ -13,9 +13,8 @@ from protocols.messages import WeightVersion
 
 async def run(ctx: RunContext, staged: MemoryObjectReceiveStream[WeightVersion]) -> None:
     """Publish whatever is staged, newest first."""
-    async with staged:
-        async for _ in staged:
-            await publish_pending(ctx)
+    async for _ in staged:
+        await publish_pending(ctx)
 
 
 async def publish_pending(ctx: RunContext) -> None:

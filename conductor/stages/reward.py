@@ -26,7 +26,7 @@ async def run(
     ctx: RunContext, finished: MemoryObjectReceiveStream[LeaseId], graded: MemoryObjectSendStream[LeaseId]
 ) -> None:
     """Grade every group that comes."""
-    async with finished, graded, anyio.create_task_group() as group:
+    async with anyio.create_task_group() as group:
         async for lease_id in finished:
             ctx.start(group, f"reward {lease_id}", _grade, ctx, lease_id, graded)
 

@@ -19,7 +19,7 @@ async def run(
     ctx: RunContext, admitted: MemoryObjectReceiveStream[LeaseId], finished: MemoryObjectSendStream[LeaseId]
 ) -> None:
     """Play the episodes of every lease that comes."""
-    async with admitted, finished, anyio.create_task_group() as group:
+    async with anyio.create_task_group() as group:
         async for lease_id in admitted:
             ctx.start(group, f"rollout {lease_id}", _play, ctx, lease_id, finished)
 

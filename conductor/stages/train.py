@@ -29,27 +29,26 @@ async def run(
     staged: MemoryObjectSendStream[WeightVersion],
 ) -> None:
     """Train on every batch that comes."""
-    async with batches, staged:
-        began = anyio.current_time()
+    began = anyio.current_time()
+    _wait_for_batch(ctx)
+    async for dispatch_id in batches:
+        waited = anyio.current_time()
+        leases = ctx.table.dispatch(dispatch_id)
+        batch = batch_lease(ctx, dispatch_id, leases)
+        report = await ctx.ports.trainer.train_step(batch)
+        trained = anyio.current_time()
+        if await _settle(ctx, batch, leases, report):
+            await stage_weights(ctx)
+            await staged.send(ctx.trained)
+            now = anyio.current_time()
+            times = {
+                "time/step_s": now - began,
+                "time/wait_s": waited - began,
+                "time/train_s": trained - waited,
+            }
+            began = now
+            await _close_step(ctx, batch, leases, report, times)
         _wait_for_batch(ctx)
-        async for dispatch_id in batches:
-            waited = anyio.current_time()
-            leases = ctx.table.dispatch(dispatch_id)
-            batch = batch_lease(ctx, dispatch_id, leases)
-            report = await ctx.ports.trainer.train_step(batch)
-            trained = anyio.current_time()
-            if await _settle(ctx, batch, leases, report):
-                await stage_weights(ctx)
-                await staged.send(ctx.trained)
-                now = anyio.current_time()
-                times = {
-                    "time/step_s": now - began,
-                    "time/wait_s": waited - began,
-                    "time/train_s": trained - waited,
-                }
-                began = now
-                await _close_step(ctx, batch, leases, report, times)
-            _wait_for_batch(ctx)
 
 
 def _wait_for_batch(ctx: RunContext) -> None:

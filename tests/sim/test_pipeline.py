@@ -309,6 +309,7 @@ async def test_the_ledger_alone_proves_the_books() -> None:
 
 async def test_a_leaked_cancellation_of_an_executor_is_an_error_of_its_own() -> None:
     """I18, miles PR#3319: a foreign CancelledError killed the producer and the run ended as if finished."""
+
     def failure(lease: RolloutLease) -> ConductorError | None:
         raise asyncio.CancelledError("leaked")
 

@@ -1,0 +1,57 @@
+"""Where a task waits: the frames on its chain of awaits, and the innermost one that is the program's own."""
+
+import asyncio
+import gc
+import sysconfig
+from collections.abc import Iterable, Iterator
+from types import AsyncGeneratorType, CoroutineType, FrameType
+from typing import Any
+
+_FOREIGN = ("/site-packages/", sysconfig.get_path("stdlib"))
+_AWAITED = ("cr_await", "gi_yieldfrom", "ag_await")
+_FRAMES = ("cr_frame", "gi_frame", "ag_frame")
+_SILENT = ("async_generator_asend", "async_generator_athrow", "coroutine_wrapper")
+"""Types between a coroutine and an async generator that have no attribute for what they await."""
+
+
+def awaiting(awaited: Any) -> Iterator[FrameType]:
+    """Give the frames of a suspended coroutine and of all that it awaits, outermost first.
+
+    Generators and async generators are followed as well, and whatever else says what it awaits in an
+    attribute ``cr_await``.
+    """
+    while awaited is not None:
+        frame = _first(awaited, _FRAMES)
+        if frame is not None:
+            yield frame
+        awaited = _inner(awaited)
+
+
+def site(awaited: Any) -> str:
+    """Return ``file:line in function`` of the innermost frame that is neither a library's nor Python's.
+
+    Where there is none, of the innermost frame; ``?`` of what has not begun or is done.
+    """
+    frames = list(awaiting(awaited))
+    own = [frame for frame in frames if not any(part in frame.f_code.co_filename for part in _FOREIGN)]
+    for frame in reversed(own or frames):
+        code = frame.f_code
+        return f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} in {code.co_qualname}"
+    return "?"
+
+
+def waiting_tasks(tasks: Iterable[asyncio.Task[Any]]) -> tuple[str, ...]:
+    """Return ``name at site`` of each task, in alphabetical order."""
+    return tuple(sorted(f"{task.get_name()} at {site(task.get_coro())}" for task in tasks))
+
+
+def _inner(awaited: Any) -> Any:
+    """Return what ``awaited`` awaits itself; None where it says nothing."""
+    if type(awaited).__name__ in _SILENT:
+        kinds = (AsyncGeneratorType, CoroutineType)
+        return next((inner for inner in gc.get_referents(awaited) if isinstance(inner, kinds)), None)
+    return _first(awaited, _AWAITED)
+
+
+def _first(awaited: Any, attributes: tuple[str, ...]) -> Any:
+    return next((found for name in attributes if (found := getattr(awaited, name, None)) is not None), None)
