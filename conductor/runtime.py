@@ -118,7 +118,6 @@ async def _warm_up(ctx: RunContext) -> None:
     A full collection with torch loaded stops everything for 118 to 170 ms.
     """
     ctx.observer.phase("warming up")
-    await ctx.ports.inference.prepare_rollout()
     manifest = await train.stage_weights(ctx)
     ctx.trained = ctx.first_version = manifest.version
     await publish.publish_pending(ctx)

@@ -1,6 +1,7 @@
 """What is wrong with a job as a whole: between its fields, and in the sections that adapters define."""
 
 import inspect
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -78,7 +79,7 @@ def site_of(cfg: RunConfig) -> Site:
 
 
 def _site(fields: Mapping[str, Any]) -> Site:
-    job_dir = Path(fields.get("job_dir") or ".").absolute()
+    job_dir = _absolute(fields.get("job_dir"))
     run_dir = fields.get("run_dir")
     return Site(
         job_dir=str(job_dir),
@@ -86,6 +87,10 @@ def _site(fields: Mapping[str, Any]) -> Site:
         seed=fields.get("seed", 0),
         model=fields.get("model"),
     )
+
+
+def _absolute(job_dir: str | None) -> Path:
+    return Path(job_dir or ".").absolute()
 
 
 def _one_sample(group_size: int, algorithm: str) -> Iterable[Problem]:
@@ -120,7 +125,24 @@ def _contexts(model: Section | None) -> dict[str, int]:
     return {name: sizes[name] for name in _CONTEXT_NAMES if isinstance(sizes.get(name), int)}
 
 
-_RULES: tuple[Callable[..., Iterable[Problem]], ...] = (_one_sample, _equal_samples, _context)
+def _folder(run_dir: str | None, job_dir: str | None) -> Iterable[Problem]:
+    """Find what would make the last act of a run fail, its checkpoint."""
+    if run_dir is None:
+        return
+    folder = _absolute(job_dir) / run_dir
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    why = None
+    if (folder / "checkpoints").exists():
+        why = "it holds the checkpoints of another run"
+    elif not there.is_dir():
+        why = f"{there} is no folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        why = f"{there} cannot be written to"
+    if why is not None:
+        yield Problem(field="run_dir", value=repr(run_dir), why=why, mend="name another folder")
+
+
+_RULES: tuple[Callable[..., Iterable[Problem]], ...] = (_one_sample, _equal_samples, _context, _folder)
 """What must hold between fields. A rule's parameters name the fields it reads: it is asked only if all are right."""
 
 

@@ -1,15 +1,14 @@
-"""The commands: ``conductor run`` and ``conductor validate``.
-
-What a command needs is imported when it runs, so that ``--help`` answers at once.
-"""
+"""The commands: ``conductor run`` and ``conductor validate``."""
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from conductor.config import RunConfig
+from conductor.cli.running import run_job
+from conductor.cli.summary import summary
+from conductor.config import RunConfig
+from conductor.loading import load_config
+from protocols.errors import ConfigError
 
 _JOB = click.argument("job", type=click.Path())
 _SET = click.option(
@@ -39,8 +38,6 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="End standard output with one JSON object.")
 def run(job: str, overrides: tuple[str, ...], run_dir: str | None, *, quiet: bool, as_json: bool) -> None:
     """Run the JOB that a TOML or YAML file describes."""
-    from conductor.cli.running import run_job  # noqa: PLC0415 - see the docstring of the module
-
     cfg = _load(job, overrides, run_dir, to_stderr=True)
     sys.exit(run_job(cfg, quiet=quiet, as_json=as_json))
 
@@ -50,16 +47,11 @@ def run(job: str, overrides: tuple[str, ...], run_dir: str | None, *, quiet: boo
 @_SET
 def validate(job: str, overrides: tuple[str, ...]) -> None:
     """List everything that is wrong with a JOB, without starting anything."""
-    from conductor.cli.summary import summary  # noqa: PLC0415 - see the docstring of the module
-
     cfg = _load(job, overrides, None, to_stderr=False)
     click.echo(f"ok\n{summary(cfg)}")
 
 
-def _load(job: str, overrides: tuple[str, ...], run_dir: str | None, *, to_stderr: bool) -> "RunConfig":
-    from conductor.loading import load_config  # noqa: PLC0415 - see the docstring of the module
-    from protocols.errors import ConfigError  # noqa: PLC0415 - see the docstring of the module
-
+def _load(job: str, overrides: tuple[str, ...], run_dir: str | None, *, to_stderr: bool) -> RunConfig:
     try:
         return load_config(job, overrides=overrides, run_dir=run_dir)
     except ConfigError as exc:

@@ -24,7 +24,7 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool) -> int:
     """Run a job and show it to people; returns the exit code."""
     with open_progress(cfg.steps, sys.stderr if as_json else sys.stdout, quiet=quiet) as observer:
         run = partial(Conductor.run, cfg, observer=observer, to_stderr=not quiet)
-        ending: Ending[RunResult] = anyio.run(under_signals, run, partial(click.echo, err=True))
+        ending: Ending[RunResult] = anyio.run(under_signals, run, _say)
     if ending.value is not None:
         _show(ending.value, quiet=quiet, as_json=as_json)
         return 0
@@ -50,6 +50,11 @@ def result_json(result: RunResult) -> str:
             "checkpoint": result.checkpoint,
         }
     ).decode()
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")  # looked up now: a live display stands before it
+    sys.stderr.flush()
 
 
 def _show(result: RunResult, *, quiet: bool, as_json: bool) -> None:

@@ -18,11 +18,14 @@ async def run(ctx: RunContext, staged: MemoryObjectReceiveStream[WeightVersion])
 
 
 async def publish_pending(ctx: RunContext) -> None:
-    """Publish the newest staged weights; do nothing when there are none."""
+    """Reconcile the engines and publish the newest staged weights; do nothing when there are none."""
     manifest = ctx.publication.take()
     if manifest is None:
         return
     began = anyio.current_time()
+    readiness = await ctx.ports.inference.prepare_rollout()
+    if readiness.lost:
+        ctx.log.warning("engines.lost", members=sorted(readiness.lost))
     receipt = await ctx.ports.inference.publish(manifest)
     before = ctx.publication.confirm(manifest)
     ctx.admission.version = manifest.version - ctx.first_version

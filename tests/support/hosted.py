@@ -1,5 +1,6 @@
 """Workloads for launchers to host: graders that misbehave as their options say."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
@@ -28,14 +29,15 @@ class HostedConfig(Message, frozen=True, kw_only=True):
 
     Attributes:
         name: In ``OPEN``.
-        opening: ``refused`` raises a ConductorError, ``bug`` a foreign one, ``hangs`` never ends.
+        opening: ``refused`` raises a ConductorError, ``bug`` a foreign one, ``leaks`` a cancellation that
+            nobody asked for, ``hangs`` never ends.
         running: ``dies`` after a second.
         call: ``bug`` raises a foreign error, ``refused`` a ConductorError, ``hangs`` never ends.
         closing: ``bug`` raises, ``hangs`` never ends.
     """
 
     name: str = "hosted"
-    opening: Literal["works", "refused", "bug", "hangs"] = "works"
+    opening: Literal["works", "refused", "bug", "leaks", "hangs"] = "works"
     running: Literal["stays", "dies"] = "stays"
     call: Literal["works", "refused", "bug", "hangs"] = "works"
     closing: Literal["works", "bug", "hangs"] = "works"
@@ -80,6 +82,8 @@ class Hosted:
             raise Infeasible(what="opening", asked=2, available=1)
         if cfg.opening == "bug":
             raise Bug("while opening")
+        if cfg.opening == "leaks":
+            raise asyncio.CancelledError
         OPEN.append(cfg.name)
         try:
             if cfg.opening == "hangs":
