@@ -24,7 +24,7 @@ test-fast: check
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/flake8-async --enable=ASYNC1,ASYNC2,ASYNC9 protocols conductor backends
+	$(BIN)/flake8-async --enable=ASYNC1,ASYNC2,ASYNC9 $$(find protocols conductor backends -name '*.py')
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 

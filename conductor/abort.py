@@ -90,24 +90,22 @@ async def _abort(ctx: RunContext, lease: Lease, reason: str) -> None:
 async def settle_run(ctx: RunContext) -> None:
     """Abort whatever a run that ends early still has lent out. Aborted leases stay open, to be readmitted.
 
-    Does nothing when nothing is open. One abort by the registration's prefix reaches every attempt.
+    Does nothing when nothing is open. One abort by the registration's prefix reaches every attempt. The
+    caller shields it.
     """
     if not ctx.table.accounts.open:
         return
     prefix = ctx.cfg.registration.prefix
-    with bounded_shield(ctx.cfg.deadlines.abort) as scope:
-        await ctx.record(*_intents(ctx))
-        report = await ctx.ports.executor.abort(prefix)
-        await _settle_dispatches(ctx)
-        await ctx.record(*_intents(ctx))
-        await ctx.ports.backend.payloads.release(prefix)
-        if report.unconfirmed:
-            ctx.log.error("abort.unconfirmed", ids=sorted(report.unconfirmed))
-        else:
-            stopped = ctx.table.in_state(State.ABORTING)
-            await ctx.record(*(AbortConfirmed(lease_id=lease.lease_id) for lease in stopped))
-    if scope.cancelled_caught:
-        ctx.log.error("abort.timed_out", deadline_s=ctx.cfg.deadlines.abort, open=ctx.table.accounts.open)
+    await ctx.record(*_intents(ctx))
+    report = await ctx.ports.executor.abort(prefix)
+    await _settle_dispatches(ctx)
+    await ctx.record(*_intents(ctx))
+    await ctx.ports.backend.payloads.release(prefix)
+    if report.unconfirmed:
+        ctx.log.error("abort.unconfirmed", ids=sorted(report.unconfirmed))
+        return
+    stopped = ctx.table.in_state(State.ABORTING)
+    await ctx.record(*(AbortConfirmed(lease_id=lease.lease_id) for lease in stopped))
 
 
 def _intents(ctx: RunContext) -> list[LedgerEvent]:

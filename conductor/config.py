@@ -74,6 +74,8 @@ class RunConfig(Message, frozen=True, kw_only=True):
         sampling: How tokens are drawn.
         deadlines: How long a wait may take.
         lag_interval_s: Seconds between two measurements of the event loop's lag; 0 measures none.
+        freeze_gc: After warm-up, hide what is alive from the garbage collector until the run ends. It is the
+            whole process's setting; a full collection with torch loaded stops everything for 0.1 s or more.
         registration: The tenant of the engines.
         run_dir: Where the run writes; None writes nothing, and there is no checkpoint.
         job_dir: Folder that relative paths start from; None: the working folder.
@@ -95,6 +97,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
     sampling: Sampling
     deadlines: Deadlines = Deadlines()
     lag_interval_s: Annotated[float, Meta(ge=0)] = 0.01
+    freeze_gc: bool = True
     registration: RegistrationKey = RegistrationKey()
     run_dir: str | None = None
     job_dir: str | None = None

@@ -23,7 +23,6 @@ from conductor.ports import Ports, Workloads
 from conductor.result import RunResult
 from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
-from protocols.aio import bounded_shield
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Stalled
 from protocols.messages import DispatchId, LeaseId, WeightVersion
@@ -97,8 +96,12 @@ async def conduct(ctx: RunContext) -> RunResult:
         error = exc
         raise
     finally:
-        gc.unfreeze()
-        await _settle(ctx, error)
+        if ctx.cfg.freeze_gc:
+            gc.unfreeze()
+        with anyio.move_on_after(ctx.cfg.deadlines.abort, shield=True) as scope:
+            await _settle(ctx, error)
+        if scope.cancelled_caught:
+            ctx.log.error("abort.timed_out", deadline_s=ctx.cfg.deadlines.abort, open=ctx.table.accounts.open)
     return RunResult(
         steps=ctx.trained - ctx.first_version,
         metrics=tuple(ctx.history),
@@ -113,16 +116,14 @@ async def conduct(ctx: RunContext) -> RunResult:
 
 
 async def _warm_up(ctx: RunContext) -> None:
-    """Give the engines the trainer's weights, and keep the collector away from what will not go away.
-
-    A full collection with torch loaded stops everything for 118 to 170 ms.
-    """
+    """Give the engines the trainer's weights, and keep the collector away from what will not go away."""
     ctx.observer.phase("warming up")
     manifest = await train.stage_weights(ctx)
     ctx.trained = ctx.first_version = manifest.version
     await publish.publish_pending(ctx)
-    gc.collect()
-    gc.freeze()
+    if ctx.cfg.freeze_gc:
+        gc.collect()
+        gc.freeze()
     ctx.log.info("run.started", name=ctx.cfg.name, version=manifest.version, tensors=manifest.tensors)
 
 
@@ -167,8 +168,7 @@ async def _settle(ctx: RunContext, error: BaseException | None) -> None:
     ctx.observer.phase("stopping" if error else "finishing")
     try:
         await settle_run(ctx)
-        with bounded_shield(ctx.cfg.deadlines.abort):
-            await ctx.ports.backend.payloads.release(f"weights/{ctx.cfg.registration.prefix}")
+        await ctx.ports.backend.payloads.release(f"weights/{ctx.cfg.registration.prefix}")
     except Exception as exc:
         if error is None:
             raise

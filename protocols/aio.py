@@ -77,8 +77,8 @@ async def owned(name: str, run: Callable[[], Awaitable[T]]) -> T:
     try:
         return await run()
     except anyio.get_cancelled_exc_class() as exc:
-        await checkpoint_if_cancelled()  # raises where a scope asked for it
-        raise ForeignCancellation(task=name) from exc
+        await checkpoint_if_cancelled()  # noqa: ASYNC102 - raises where a scope asked for it, and never waits
+        raise ForeignCancellation(task=name) from exc  # noqa: ASYNC104 - what nobody asked for is an error
 
 
 class NoResult(Exception):
@@ -107,7 +107,7 @@ async def contained(function: Callable[[*Args], Awaitable[T]], *args: *Args) -> 
         except BaseException as exc:  # noqa: BLE001 - handed to the caller below, never dropped
             box.append((None, exc))
 
-    async with anyio.create_task_group() as group:
+    async with anyio.create_task_group() as group:  # noqa: ASYNC112 - a task of its own is the point
         group.start_soon(run, name="user code")
     if not box:
         raise NoResult

@@ -1,5 +1,6 @@
 """One run from the command line: progress, signals, the result or what went wrong, the exit code."""
 
+import signal
 import sys
 import traceback
 from functools import partial
@@ -33,6 +34,7 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool) -> int:
     failed = "stopped" if ending.error is None else _headline(ending.error)
     click.echo(f"{failed}; {_whereabouts(cfg.run_dir)}", err=True)
     if ending.stopped_by is not None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more, and Python's own exit would fail with a traceback
         return 128 + ending.stopped_by
     return ending.error.exit_code if isinstance(ending.error, ConductorError) else 1
 

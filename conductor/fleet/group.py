@@ -3,7 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
-from protocols.aio import bounded_shield
+import anyio
+
 from protocols.backend import Backend, LauncherPort, PlacementPort, ReserveRequest, Resources, WorkloadSpec
 from protocols.errors import PortFailed
 from protocols.lifecycle import LifecyclePort
@@ -96,20 +97,21 @@ async def open_group(
         error = exc
         raise
     finally:
-        await _stop(group, stop_s, error)
+        with anyio.move_on_after(stop_s, shield=True) as scope:
+            await _stop(group, error)
+        if scope.cancelled_caught:
+            _tell(f"not ended within {stop_s:g} s", error)
 
 
-async def _stop(group: WorkerGroup, stop_s: float, error: BaseException | None) -> None:
-    """Stop under a bounded shield; a failing teardown is a note on the error that was there before it."""
-    teardown: str | None = f"not ended within {stop_s:g} s"
-    with bounded_shield(stop_s):
-        try:
-            await group.stop()
-            teardown = None
-        except PortFailed as exc:
-            teardown = str(exc)
-    if teardown is None:
-        return
+async def _stop(group: WorkerGroup, error: BaseException | None) -> None:
+    try:
+        await group.stop()
+    except PortFailed as exc:
+        _tell(str(exc), error)
+
+
+def _tell(teardown: str, error: BaseException | None) -> None:
+    """Make a failing teardown a note on the error that was there before it, or an error of its own."""
     if error is None:
         raise PortFailed(teardown)
     error.add_note(f"teardown: {teardown}")

@@ -129,8 +129,15 @@ def _in_order(entry: EventDict) -> dict[str, Any]:
 
 
 def _plain(entry: EventDict) -> str:
-    blocks = [str(value) for key, value in entry.items() if key not in _HEAD and "\n" in str(value)]
-    facts = [f"{key}={value}" for key, value in entry.items() if key not in _HEAD and "\n" not in str(value)]
-    time = str(entry["timestamp"])[11:19]
-    lines = [" ".join([time, str(entry["level"]), str(entry["event"]), *facts]), *blocks]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    facts: list[str] = []
+    blocks: list[str] = []
+    for key, value in entry.items():
+        if key in _HEAD:
+            continue
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        if "\n" in text:
+            blocks.append(text.rstrip())
+        else:
+            facts.append(f"{key}={text}")
+    head = " ".join([str(entry["timestamp"])[11:19], str(entry["level"]), str(entry["event"]), *facts])
+    return "\n".join([head, *blocks]) + "\n"

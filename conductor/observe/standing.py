@@ -43,7 +43,10 @@ class Standing:
             "throughput/samples_per_s": "{:.1f} samples/s",
             "age/mean": "age {:.1f}",
         }
-        facts = [form.format(self._metrics[name]) for name, form in formats.items() if name in self._metrics]
+        # a loss on policy is next to nothing, and -0.0000 is no number that anyone wants to read
+        facts = [
+            form.format(round(self._metrics[name], 4) + 0.0) for name, form in formats.items() if name in self._metrics
+        ]
         counts = {"groups/filtered": "filtered", "groups/dropped": "dropped", "samples/masked": "masked"}
         facts += [f"{int(self._metrics[name])} {word}" for name, word in counts.items() if self._metrics.get(name)]
         return [*facts, f"{self._in_flight} in flight"] if self._in_flight else facts

@@ -21,19 +21,23 @@ async def run(
     """Claim batches for the trainer until no group can come any more."""
     async with anyio.create_task_group() as group:
         ctx.start(group, "batch intake", _take_in, ctx, graded)
-        while True:
-            ready = ctx.table.in_state(State.GRADED)
-            complete = _epoch_complete(ctx)
-            if ctx.idle and (batch := _select(ctx, ready, complete=complete)):
-                await _claim(ctx, batch, batches)
-            elif complete and not (ready and _trains_short(ctx)):
-                await drop_remainder(ctx, ready)
-                if ctx.rollouts_done:
-                    return
-                ctx.gate.close()
-                ctx.changed.ring()
-            else:
-                await ctx.changed.wait()
+        await _claim_batches(ctx, batches)
+
+
+async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[DispatchId]) -> None:
+    while True:
+        ready = ctx.table.in_state(State.GRADED)
+        complete = _epoch_complete(ctx)
+        if ctx.idle and (batch := _select(ctx, ready, complete=complete)):
+            await _claim(ctx, batch, batches)
+        elif complete and not (ready and _trains_short(ctx)):
+            await drop_remainder(ctx, ready)
+            if ctx.rollouts_done:
+                return
+            ctx.gate.close()
+            ctx.changed.ring()
+        else:
+            await ctx.changed.wait()
 
 
 async def _take_in(ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId]) -> None:

@@ -22,7 +22,13 @@ from tests.support.scripted.workloads import ScriptedWorkloads
 def run_config(**fields: Any) -> RunConfig:
     """Return a small job without adapters: 2 steps of 2 groups of 2 samples, unless ``fields`` say otherwise."""
     base = RunConfig(
-        steps=2, batch_groups=2, group_size=2, sampling=Sampling(max_tokens=4), lag_interval_s=0.0, trackers=()
+        steps=2,
+        batch_groups=2,
+        group_size=2,
+        sampling=Sampling(max_tokens=4),
+        lag_interval_s=0.0,
+        freeze_gc=False,
+        trackers=(),
     )
     return msgspec.structs.replace(base, **fields)
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import cache
 from types import AsyncGeneratorType, CoroutineType, FrameType
 from typing import Any
 
@@ -30,14 +31,16 @@ def awaiting(awaited: Any) -> Iterator[FrameType]:
 def site(awaited: Any) -> str:
     """Return ``file:line in function`` of the innermost frame that is neither a library's nor Python's.
 
-    Where there is none, of the innermost frame; ``?`` of what has not begun or is done.
+    Where there is none, of the innermost frame; ``?`` of what is done.
     """
-    frames = list(awaiting(awaited))
-    own = [frame for frame in frames if not any(part in frame.f_code.co_filename for part in _FOREIGN)]
-    for frame in reversed(own or frames):
-        code = frame.f_code
-        return f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} in {code.co_qualname}"
-    return "?"
+    own = last = None
+    for last in awaiting(awaited):
+        if not _is_foreign(last.f_code.co_filename):
+            own = last
+    frame = own or last
+    if frame is None:
+        return "?"
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
 def waiting_tasks(tasks: Iterable[asyncio.Task[Any]]) -> tuple[str, ...]:
@@ -54,4 +57,12 @@ def _inner(awaited: Any) -> Any:
 
 
 def _first(awaited: Any, attributes: tuple[str, ...]) -> Any:
-    return next((found for name in attributes if (found := getattr(awaited, name, None)) is not None), None)
+    for name in attributes:
+        if (found := getattr(awaited, name, None)) is not None:
+            return found
+    return None
+
+
+@cache
+def _is_foreign(filename: str) -> bool:
+    return any(part in filename for part in _FOREIGN)

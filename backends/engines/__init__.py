@@ -1,0 +1,1 @@
+"""Engines: what generates. ``pool`` makes one inference controller of many."""

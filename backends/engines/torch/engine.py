@@ -1,0 +1,225 @@
+"""The event loop's side of the engine: messages in, messages out."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import torch
+from anyio.lowlevel import checkpoint
+
+from backends.engines.torch import Config
+from backends.engines.torch.batch import Call
+from backends.engines.torch.decoder import Decoder, Event, Finished
+from backends.engines.torch.deterministic import check_bits
+from backends.engines.torch.model import CausalModel
+from backends.engines.torch.thread import EngineThread
+from backends.models.loading import load_module
+from protocols.adapters import Host
+from protocols.backend import PayloadPort
+from protocols.errors import (
+    BadPrompt,
+    ConductorError,
+    EngineBusy,
+    EngineStale,
+    InvariantError,
+    PromptTooLong,
+    Transient,
+    UserError,
+    WorkerLost,
+)
+from protocols.inference import Completion, EnginePort, EngineStatus, GenerateRequest, Generation, WeightsManifest
+from protocols.messages import WeightVersion
+
+CLOSE_S = 10.0
+"""How long the thread may take to end; it ends between two tokens."""
+
+NAME = "torch engine"
+
+
+@dataclass(eq=False)
+class _Answer:
+    """What is known on the event loop about a call that the thread has not reported gone."""
+
+    done: "asyncio.Future[Generation]"
+    live: set[str]
+    completions: dict[str, Completion] = field(default_factory=dict)
+
+
+class TorchEngine:
+    """An engine over a decoder in a thread.
+
+    Args:
+        cfg: Bounds of the queue.
+        decoder: Not used by anything else.
+        model: The decoder's.
+        payloads: Where staged weights lie.
+    """
+
+    def __init__(self, cfg: Config, decoder: Decoder, model: CausalModel, payloads: PayloadPort) -> None:
+        self._cfg = cfg
+        self._decoder = decoder
+        self._model = model
+        self._payloads = payloads
+        self._answers: dict[Call, _Answer] = {}
+        self._loading = anyio.Lock()
+        self._thread = EngineThread(NAME, decoder, on_events=self._take, on_lost=self._fail_all)
+
+    async def status(self) -> EngineStatus:
+        """Return what the engine is doing, without asking its thread."""
+        await checkpoint()
+        self._check_alive()
+        return EngineStatus(
+            version=self._decoder.version,
+            live=len(self._live()),
+            context=self._model.context,
+            paused=self._decoder.paused,
+        )
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Join the running batch; the call is on its way before this first yields."""
+        refusal = self._refusal(request)
+        if refusal is not None:
+            await checkpoint()
+            raise refusal
+        call = Call(request)
+        answer = _Answer(
+            done=asyncio.get_running_loop().create_future(), live={sample.request_id for sample in request.samples}
+        )
+        self._answers[call] = answer
+        self._thread.post(lambda: self._decoder.join(call))
+        try:
+            return await answer.done
+        finally:
+            if call in self._answers:  # cancelled: it stays live until the thread says that it is gone
+                self._thread.post(lambda: self._decoder.drop(call))
+
+    async def abort(self, prefix: str) -> frozenset[str]:
+        """End calls between two tokens; on return none of them is live."""
+        return await self._thread.ask(lambda: self._decoder.abort(prefix))
+
+    async def live_requests(self) -> frozenset[str]:
+        """Return all ids that the thread has not reported gone."""
+        await checkpoint()
+        self._check_alive()
+        return self._live()
+
+    async def load_weights(self, manifest: WeightsManifest) -> WeightVersion:
+        """Fetch the weights and bind the model to them between two tokens, without copying them.
+
+        Raises:
+            InvariantError: They do not fit the model.
+            Transient: The payload is not there.
+            WorkerLost: The engine is gone.
+        """
+        await checkpoint()
+        async with self._loading:  # two loads must not overtake each other between fetching and binding
+            self._check_alive()
+            if manifest.version == self._decoder.version:
+                return manifest.version
+            try:
+                weights = await self._payloads.get(manifest.payload)
+            except WorkerLost as exc:  # the payload is lost, not this engine
+                raise Transient(f"weights {manifest.version} are not there: {exc.message}") from exc
+            if not isinstance(weights, Mapping):
+                raise InvariantError(f"{manifest.payload} holds no weights")
+            return await self._thread.ask(lambda: self._decoder.swap(manifest.version, weights))
+
+    async def pause(self) -> None:
+        """Stand still; on return no token is being made."""
+        await self._thread.ask(self._decoder.pause)
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self._thread.ask(self._decoder.resume)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Run the thread until the block ends; whoever still waits then gets ``WorkerLost``."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            await self._thread.close(CLOSE_S)
+
+    def _refusal(self, request: GenerateRequest) -> ConductorError | None:
+        sampling, live = request.sampling, self._live()
+        names = [sample.request_id for sample in request.samples]
+        prompt = len(request.prompt_ids)
+        lost = self._thread.lost
+        if lost is not None:
+            return lost
+        if self._decoder.version is None:
+            return EngineStale(engine=NAME)
+        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+            return UserError(f"no tokens can be drawn by {sampling}")
+        if not names or len({*names, *live}) < len(names) + len(live):
+            return InvariantError("a request needs samples, and ids that no live request has")
+        if not prompt or not all(0 <= token < self._model.vocabulary for token in request.prompt_ids):
+            return BadPrompt(f"a prompt is made of tokens from 0 to {self._model.vocabulary - 1}")
+        if prompt >= self._model.context:
+            return PromptTooLong(tokens=prompt, context=self._model.context)
+        if live and len(live) + len(names) > self._cfg.slots + self._cfg.max_waiting:
+            return EngineBusy(engine=NAME, waiting=max(0, len(live) - self._cfg.slots))
+        return None
+
+    def _check_alive(self) -> None:
+        lost = self._thread.lost
+        if lost is not None:
+            raise lost
+
+    def _live(self) -> frozenset[str]:
+        return frozenset().union(*(answer.live for answer in self._answers.values()))
+
+    def _take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            answer = self._answers[event.call]
+            if isinstance(event, Finished):
+                answer.completions[event.completion.request_id] = event.completion
+                answer.live.discard(event.completion.request_id)
+                if answer.live:
+                    continue
+                if not answer.done.done():
+                    answer.done.set_result(_in_order(event.call.request, answer.completions))
+            elif event.error is not None and not answer.done.done():
+                answer.done.set_exception(event.error)
+            del self._answers[event.call]
+
+    def _fail_all(self, error: WorkerLost) -> None:
+        for answer in self._answers.values():
+            if not answer.done.done():
+                answer.done.set_exception(WorkerLost(worker=error.worker, cause=error.cause))
+        self._answers.clear()
+
+
+_: type[EnginePort] = TorchEngine
+
+
+def _in_order(request: GenerateRequest, completions: Mapping[str, Completion]) -> Generation:
+    return Generation(completions=tuple(completions[sample.request_id] for sample in request.samples))
+
+
+@asynccontextmanager
+async def open_engine(cfg: Config, host: Host) -> AsyncGenerator[EnginePort]:
+    """Build and warm up the model in a thread, then run the engine until the block ends.
+
+    Raises:
+        UserError: As ``backends.engines.torch.open`` says.
+    """
+    model = await anyio.to_thread.run_sync(_build, cfg, host)
+    decoder = Decoder(model, slots=cfg.slots, deterministic=cfg.deterministic)
+    engine = TorchEngine(cfg, decoder, model, host.payloads)
+    async with engine.running():
+        yield engine
+
+
+def _build(cfg: Config, host: Host) -> CausalModel:
+    if cfg.threads is not None:
+        torch.set_num_threads(cfg.threads)
+    module = load_module(host.site).requires_grad_(False)
+    model = CausalModel(module, context=cfg.context, deterministic=cfg.deterministic)
+    warm_up(model)
+    if cfg.deterministic:
+        check_bits(model)
+    return model

@@ -1,0 +1,174 @@
+"""Runs a decoder off the event loop. Knows nothing of what it decodes."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import anyio
+import structlog
+
+from protocols.aio import bounded_shield
+from protocols.errors import ConductorError, WorkerLost
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+Action = Callable[[], Any]
+Reply = tuple["asyncio.Future[Any]", Any, ConductorError | None]
+
+
+class Stepper(Protocol):
+    """What the thread runs; the thread alone calls it."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a step to make."""
+        ...
+
+    def step(self) -> None:
+        """Make one."""
+        ...
+
+    def take_events(self) -> Sequence[Any]:
+        """Return what happened since the last time, in order."""
+        ...
+
+
+class EngineThread:
+    """A thread that steps while there is work, and in between does what the event loop asks for.
+
+    Actions run in the order of asking. Events and replies come back in the order in which they arose, in
+    one hop for all that arose together; the events of an action come before its reply. A failure of a step,
+    or of an action in a way that is no ``ConductorError``, ends the thread: whoever waits gets
+    ``WorkerLost``, and so does whoever asks later.
+
+    Args:
+        worker: Names the engine in errors.
+        stepper: What to run.
+        on_events: Called on the event loop.
+        on_lost: Called on the event loop when the thread failed.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        stepper: Stepper,
+        *,
+        on_events: Callable[[Sequence[Any]], None],
+        on_lost: Callable[[WorkerLost], None],
+    ) -> None:
+        self._worker = worker
+        self._stepper = stepper
+        self._on_events = on_events
+        self._on_lost = on_lost
+        self._inbox: queue.SimpleQueue[tuple[Action, asyncio.Future[Any] | None] | None] = queue.SimpleQueue()
+        self._asked: set[asyncio.Future[Any]] = set()
+        self._cause: str | None = None
+        self._loop = asyncio.get_running_loop()
+        # a daemon: a step that never returns must not keep the process from ending
+        self._thread = threading.Thread(target=self._run, name=worker, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def lost(self) -> WorkerLost | None:
+        """A fresh error, if the thread failed or was closed."""
+        return None if self._cause is None else WorkerLost(worker=self._worker, cause=self._cause)
+
+    def post(self, action: Action) -> None:
+        """Have ``action`` done between two steps; nobody waits for it."""
+        self._inbox.put((action, None))
+
+    async def ask(self, action: Callable[[], T]) -> T:
+        """Have ``action`` done between two steps and return its result.
+
+        Cancelling: it is done all the same.
+
+        Raises:
+            WorkerLost: The thread failed or was closed.
+            ConductorError: Whatever the action raised.
+        """
+        reply: asyncio.Future[T] = self._loop.create_future()
+        if self.lost is not None:
+            reply.set_exception(self.lost)
+        else:
+            self._asked.add(reply)
+            self._inbox.put((action, reply))
+        try:
+            return await reply
+        finally:
+            self._asked.discard(reply)
+
+    async def close(self, deadline_s: float) -> None:
+        """Stop after the current step and wait for it, at most ``deadline_s`` seconds."""
+        self._inbox.put(None)
+        with bounded_shield(deadline_s):
+            await anyio.to_thread.run_sync(self._thread.join, deadline_s, abandon_on_cancel=True)
+        if self._thread.is_alive():
+            log.error("engine.close_timed_out", worker=self._worker, deadline_s=deadline_s)
+        self._lose("it was closed")
+
+    def _run(self) -> None:
+        try:
+            while self._act():
+                self._stepper.step()
+                self._send([])
+        except BaseException as exc:  # noqa: BLE001 - told to whoever waits, below
+            cause = f"{type(exc).__name__}: {exc}"
+            log.exception("engine.failed", worker=self._worker)
+            self._call_loop(self._lose, cause)
+
+    def _act(self) -> bool:
+        """Do what is asked for; block while there is no step to make. False: stop."""
+        replies: list[Reply] = []
+        while not (self._stepper.busy and self._inbox.empty()):
+            if self._inbox.empty():
+                self._send(replies)
+                replies = []
+            item = self._inbox.get()
+            if item is None:
+                return False
+            action, reply = item
+            try:
+                outcome = (action(), None)
+            except ConductorError as exc:
+                outcome = (None, exc)
+            if reply is not None:
+                replies.append((reply, *outcome))
+        self._send(replies)
+        return True
+
+    def _send(self, replies: list[Reply]) -> None:
+        events = self._stepper.take_events()
+        if events or replies:
+            self._call_loop(self._land, events, replies)
+
+    def _call_loop(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop closed first: nobody waits any more
+            log.warning("engine.outlived_its_loop", worker=self._worker)
+
+    def _land(self, events: Sequence[Any], replies: list[Reply]) -> None:
+        if self._cause is not None:
+            return
+        self._on_events(events)
+        for reply, value, error in replies:
+            if reply.done():
+                continue
+            if error is None:
+                reply.set_result(value)
+            else:
+                reply.set_exception(error)
+
+    def _lose(self, cause: str) -> None:
+        if self._cause is not None:
+            return
+        self._cause = cause
+        for reply in self._asked:
+            if not reply.done():
+                reply.set_exception(WorkerLost(worker=self._worker, cause=cause))
+        self._on_lost(WorkerLost(worker=self._worker, cause=cause))

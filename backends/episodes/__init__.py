@@ -1,0 +1,1 @@
+"""What plays the rollouts of a lease: one file for each kind."""

@@ -1,0 +1,1 @@
+"""What gives rewards: one file for each kind."""

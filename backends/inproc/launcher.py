@@ -1,0 +1,147 @@
+"""Hosts workloads in this process: a task each, and calls that are plain method calls."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Literal
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+
+from backends.inproc.worker import CLOSE_DEADLINE_S, Worker, described
+from protocols.adapters import Host, UnknownAdapter, resolve
+from protocols.aio import open_tasks
+from protocols.backend import LauncherPort, PayloadPort, WorkloadSpec
+from protocols.errors import ConductorError, InvariantError, PortFailed, UserError, WorkerLost
+from protocols.grading import GraderPort
+from protocols.inference import EnginePort, InferenceControllerPort
+from protocols.messages import WorkerId
+from protocols.rollouts import RolloutExecutorPort
+from protocols.training import TrainerPort
+from protocols.wire import over_codec
+
+PORTS: dict[str, type] = {
+    "engine": EnginePort,
+    "train": TrainerPort,
+    "reward": GraderPort,
+    "episode": RolloutExecutorPort,
+}
+"""Section of the job -> the port of the workloads that it names."""
+
+
+class InprocLauncher:
+    """Opens each workload in a task of its own and calls it directly.
+
+    An exception that is no ``ConductorError`` is a bug of the workload; in one process it reaches the
+    caller of ``call`` unchanged, with its traceback.
+
+    Args:
+        tasks: Owns the workloads' tasks.
+        payloads: What workloads find as ``Host.payloads``.
+        encode_messages: Encode and decode the messages of every call, as other backends must.
+    """
+
+    def __init__(self, tasks: TaskGroup, payloads: PayloadPort, *, encode_messages: bool = False) -> None:
+        self._tasks = tasks
+        self._payloads = payloads
+        self._encode_messages = encode_messages
+        self._inference: InferenceControllerPort | None = None
+        self._workers: dict[WorkerId, Worker] = {}
+
+    async def launch(self, spec: WorkloadSpec) -> None:
+        """Open a workload; see ``LauncherPort.launch``. Where it fails or is cancelled, nothing remains."""
+        await checkpoint()
+        if self._encode_messages:
+            spec = msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=WorkloadSpec)
+        if spec.worker_id in self._workers:
+            raise InvariantError(f"worker {spec.worker_id} was launched before and not killed")
+        worker = Worker(spec.worker_id, self._context(spec), self._wrapping(PORTS[spec.section]))
+        self._workers[spec.worker_id] = worker
+        self._tasks.start_soon(worker.run, name=f"worker {spec.worker_id}")
+        try:
+            await worker.settled.wait()
+        except BaseException:
+            with anyio.move_on_after(2 * CLOSE_DEADLINE_S, shield=True):
+                await self.kill(spec.worker_id)
+            raise
+        if worker.closed.is_set():
+            self._workers.pop(spec.worker_id, None)
+            raise _not_opened(spec, worker.failure) from worker.failure
+
+    def _context(self, spec: WorkloadSpec) -> AbstractAsyncContextManager[Any]:
+        try:
+            adapter = resolve(spec.section, spec.adapter.kind, spec.site.job_dir)
+            cfg = msgspec.convert(spec.adapter.options, adapter.Config)
+        except UnknownAdapter as exc:
+            raise UserError(str(exc.problem)) from exc
+        except msgspec.ValidationError as exc:
+            raise UserError(f"the options of [{spec.section}] do not fit {spec.adapter.kind!r}: {exc}") from exc
+        return adapter.open(cfg, Host(site=spec.site, payloads=self._payloads, inference=self._inference))
+
+    def _wrapping(self, port: type) -> Callable[[Any], Any]:
+        return partial(over_codec, port) if self._encode_messages else _as_it_is
+
+    async def call(self, worker_id: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
+        """Call a workload's method; see ``LauncherPort.call``. It ends when the workload is killed or dies."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            await checkpoint()
+            raise WorkerLost(worker=worker_id, cause="no such worker")
+        with worker.calling() as port:
+            return await getattr(port, method)(*args)
+
+    async def serve(self, endpoint: str, port: InferenceControllerPort) -> None:
+        """Hand ``port`` to workloads launched from now on; ``endpoint`` needs no address in one process."""
+        del endpoint
+        await checkpoint()
+        self._inference = self._wrapping(InferenceControllerPort)(port)
+
+    async def poll(self) -> dict[WorkerId, Literal["running", "exited"]]:
+        """Return every worker that was launched and not killed."""
+        await checkpoint()
+        return {name: "exited" if one.closed.is_set() else "running" for name, one in self._workers.items()}
+
+    async def kill(self, worker_id: WorkerId) -> None:
+        """End a workload; see ``LauncherPort.kill``.
+
+        Cancelling: it goes on closing; kill it again to wait for its end.
+
+        Raises:
+            PortFailed: It holds on to its task through cancellation: one process has no stronger means.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            await worker.end()
+            self._workers.pop(worker_id, None)
+        await checkpoint()
+
+
+def _as_it_is(port: Any) -> Any:
+    return port
+
+
+def _not_opened(spec: WorkloadSpec, failure: Exception | None) -> ConductorError:
+    if isinstance(failure, ConductorError):
+        return failure
+    why = described(failure) if failure else "it was killed meanwhile"
+    return PortFailed(f"worker {spec.worker_id} ({spec.section}.{spec.adapter.kind}) could not be opened: {why}")
+
+
+@asynccontextmanager
+async def open_launcher(payloads: PayloadPort, *, encode_messages: bool = False) -> AsyncGenerator[InprocLauncher]:
+    """Open a launcher; the workloads that still run when the block ends are ended, the last one first."""
+    async with open_tasks() as tasks:
+        launcher = InprocLauncher(tasks, payloads, encode_messages=encode_messages)
+        try:
+            yield launcher
+        finally:
+            with anyio.move_on_after(CLOSE_DEADLINE_S, shield=True):
+                for worker_id in reversed(await launcher.poll()):
+                    with suppress(PortFailed):  # logged; the error that ends the block is worth more
+                        await launcher.kill(worker_id)
+            tasks.cancel_scope.cancel()
+
+
+_: type[LauncherPort] = InprocLauncher

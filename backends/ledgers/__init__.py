@@ -1,0 +1,1 @@
+"""Where the record of ownership is kept: one file for each kind."""

@@ -1,0 +1,1 @@
+"""Where metrics go when they leave the process: one file for each kind."""

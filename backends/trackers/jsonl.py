@@ -1,0 +1,128 @@
+"""Metrics as JSON lines in the run's folder: ``{"step": 1, "metrics": {...}}``."""
+
+import errno
+import os
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+import structlog
+from anyio.lowlevel import checkpoint
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from protocols.adapters import Host
+from protocols.aio import open_tasks, owned
+from protocols.errors import Problem
+from protocols.messages import Message
+from protocols.sections import Site
+from protocols.tracking import StepRecord, TrackerPort
+
+log = structlog.get_logger()
+
+FILE = "metrics.jsonl"
+_KEPT = 10_000  # lines that wait for a disk that hangs or refuses them
+_FLUSH_DEADLINE_S = 5.0
+
+
+class Config(Message, frozen=True, kw_only=True):
+    """``[[trackers]] kind = "jsonl"`` has no options. Without a run folder nothing is written."""
+
+
+class JsonlTracker:
+    """Takes records at once; a task of its own brings them to the disk.
+
+    Args:
+        lines: To that task; None throws records away.
+    """
+
+    def __init__(self, lines: MemoryObjectSendStream[bytes] | None) -> None:
+        self._lines = lines
+
+    async def log(self, record: StepRecord) -> None:
+        """Take one record; see ``TrackerPort.log``."""
+        await checkpoint()
+        if self._lines is None:
+            return
+        try:
+            self._lines.send_nowait(msgspec.json.encode(record) + b"\n")
+        except (anyio.WouldBlock, anyio.BrokenResourceError) as exc:
+            log.warning("metrics.lost", step=record.step, error=type(exc).__name__)
+
+
+class _Writer:
+    """Appends lines to a file. A refusal is reported once, and tried again with the next line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: list[bytes] = []
+        self._refused = False
+        self.ended = anyio.Event()
+
+    async def run(self, lines: MemoryObjectReceiveStream[bytes]) -> None:
+        """Write until the stream ends; what came before that, or before a cancellation, is still written."""
+        try:
+            async with lines:
+                try:
+                    async for line in lines:
+                        self._waiting.append(line)
+                        await self._flush()
+                finally:
+                    self._waiting += [lines.receive_nowait() for _ in range(lines.statistics().current_buffer_used)]
+                    with anyio.move_on_after(_FLUSH_DEADLINE_S, shield=True):
+                        await self._flush()
+        finally:
+            self.ended.set()
+
+    async def _flush(self) -> None:
+        try:
+            await anyio.to_thread.run_sync(_append, self._path, b"".join(self._waiting), abandon_on_cancel=True)
+        except OSError as exc:
+            del self._waiting[:-_KEPT]
+            if not self._refused:
+                log.warning("metrics.write_failed", path=str(self._path), error=str(exc))
+            self._refused = True
+        else:
+            self._waiting.clear()
+            self._refused = False
+
+
+def _append(path: Path, data: bytes) -> None:
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        if file.write(data) != len(data):
+            file.truncate(end)  # or the next try would leave half a line and then repeat it
+            raise OSError(errno.ENOSPC, "the disk took only a part of it")
+
+
+def check(cfg: Config, site: Site) -> Sequence[Problem]:
+    """Return nothing: a disk that refuses does not stop a run."""
+    del cfg, site
+    return ()
+
+
+@asynccontextmanager
+async def open(cfg: Config, host: Host) -> AsyncGenerator[JsonlTracker]:  # noqa: A001 - the adapters' common name
+    """Open the tracker; what it took is on the disk when the block ends, or reported as refused."""
+    del cfg
+    if host.site.run_dir is None:
+        await checkpoint()
+        yield JsonlTracker(None)
+        return
+    writer = _Writer(Path(host.site.run_dir) / FILE)
+    sender, receiver = anyio.create_memory_object_stream[bytes](_KEPT)
+    async with open_tasks() as tasks:
+        tasks.start_soon(owned, "tracker jsonl", partial(writer.run, receiver), name="tracker jsonl")
+        try:
+            yield JsonlTracker(sender)
+        finally:
+            sender.close()
+            with anyio.move_on_after(2 * _FLUSH_DEADLINE_S, shield=True):
+                await writer.ended.wait()
+            tasks.cancel_scope.cancel()
+
+
+_: type[TrackerPort] = JsonlTracker

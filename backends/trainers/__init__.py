@@ -1,0 +1,1 @@
+"""What steps: a module for each trainer."""

@@ -1,0 +1,135 @@
+"""The trainer's port: messages in and out, all work in a thread."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from torch import Tensor
+
+from backends.models.loading import load_module, load_tokenizer, named_weights
+from backends.models.tokenizers import Tokenizer
+from backends.trainers.torch import Config, checkpoint
+from backends.trainers.torch.compute import Compute
+from backends.trainers.torch.learner import Learner
+from protocols.adapters import Host
+from protocols.backend import Bulk, PayloadPort
+from protocols.inference import WeightsManifest
+from protocols.messages import DispatchId, PayloadRef, WeightVersion
+from protocols.training import (
+    AccumulateReport,
+    BatchLease,
+    CheckpointRequest,
+    StageRequest,
+    StepReport,
+    TrainerPort,
+)
+
+_EXIT_S = 60.0  # a pass that nobody waits for any more ends within this
+
+
+class TorchTrainer:
+    """A ``Learner`` behind the port.
+
+    The registration of the first batch is the trainer's tenant; batches of any other are refused.
+
+    A step without a single trained token, or with advantages of 0 only, is a step all the same: its
+    gradients are 0, and parameters move by AdamW's momentum and weight decay alone. Gradients that are
+    not finite change nothing: ``mutated`` is ``no``, the version stays, the batch counts as consumed, and the
+    metric ``train/skipped`` is 1.
+
+    Only this process remembers a step: after ``load``, ``outcome`` knows none.
+    """
+
+    def __init__(self, learner: Learner, tokenizer: Tokenizer, compute: Compute, payloads: PayloadPort) -> None:
+        self._learner = learner
+        self._tokenizer = tokenizer
+        self._compute = compute
+        self._payloads = payloads
+
+    async def accumulate(self, batch: BatchLease) -> AccumulateReport:
+        """Check, fetch, and compute gradients; when it fails or is cancelled, they are discarded already."""
+        await self._compute.run(self._learner.check, batch)
+        payloads = await self._fetch(batch)
+        return await self._compute.run(self._learner.accumulate, batch, payloads)
+
+    async def apply(self, dispatch_id: DispatchId) -> StepReport:
+        """Step; a cancellation that comes while it is under way does not stop it."""
+        return await self._compute.run(self._learner.apply, dispatch_id)
+
+    async def discard(self) -> None:
+        """Zero the gradients."""
+        await self._compute.run(self._learner.discard)
+
+    async def train_step(self, batch: BatchLease) -> StepReport:
+        """Accumulate and apply as one piece of work: no cancellation comes between the two."""
+        if (report := await self._compute.run(self._learner.settled, batch)) is not None:
+            return report
+        payloads = await self._fetch(batch)
+        return await self._compute.run(self._learner.train_step, batch, payloads)
+
+    async def outcome(self, dispatch_id: DispatchId) -> StepReport | None:
+        """Wait for what is under way, then answer: a step in doubt may be just that."""
+        return await self._compute.run(self._learner.outcome, dispatch_id)
+
+    async def stage_weights(self, request: StageRequest) -> WeightsManifest:
+        """Lend the parameters' own storage where ``exclusive``, else put a copy.
+
+        A lent tensor changes with the next step. A repeat puts the weights of the same version once more.
+        """
+        version, weights = await self._compute.run(self._weights, not request.exclusive)
+        ref = PayloadRef(owner=request.owner, key=f"v{version}")
+        await self._payloads.put(ref, weights)
+        size_bytes = sum(tensor.nbytes for tensor in weights.values())
+        return WeightsManifest(version=version, payload=ref, tensors=len(weights), size_bytes=size_bytes)
+
+    async def save(self, request: CheckpointRequest) -> WeightVersion:
+        """Write a folder that transformers loads too, tokenizer included."""
+        return await self._compute.run(self._save, Path(request.path))
+
+    async def load(self, request: CheckpointRequest) -> WeightVersion:
+        """Read such a folder; learning rate and the like stay as configured."""
+        return await self._compute.run(self._load, Path(request.path))
+
+    async def _fetch(self, batch: BatchLease) -> list[Bulk]:
+        return [await self._payloads.get(group.payload) for group in batch.groups]
+
+    def _weights(self, copy: bool) -> tuple[WeightVersion, dict[str, Tensor]]:
+        weights = named_weights(self._learner.module)
+        if copy:
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
+        return self._learner.version, weights
+
+    def _save(self, folder: Path) -> WeightVersion:
+        checkpoint.save(self._learner, folder)
+        self._tokenizer.save(folder)
+        return self._learner.version
+
+    def _load(self, folder: Path) -> WeightVersion:
+        checkpoint.load(self._learner, folder)
+        return self._learner.version
+
+
+_: type[TrainerPort] = TorchTrainer
+
+
+@asynccontextmanager
+async def open_trainer(cfg: Config, host: Host) -> AsyncGenerator[TorchTrainer]:
+    """Load and warm up in a thread; on exit wait until the thread rests."""
+    compute = Compute(cfg.threads)
+
+    def build() -> tuple[Learner, Tokenizer]:
+        learner = Learner(load_module(host.site), cfg, interrupt=compute.interrupt)
+        learner.warm_up()
+        return learner, load_tokenizer(host.site)
+
+    learner, tokenizer = await compute.run(build)
+    try:
+        yield TorchTrainer(learner, tokenizer, compute, host.payloads)
+    finally:
+        with anyio.move_on_after(_EXIT_S, shield=True):
+            await compute.run(_nothing)
+
+
+def _nothing() -> None:
+    """Wait for one's turn."""

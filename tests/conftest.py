@@ -1,0 +1,34 @@
+"""Which clock a test runs on: virtual, unless it is marked ``real_time``."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+from hypothesis import Phase, settings
+
+from tests.support.virtual_time import VirtualTimeLoop
+
+# No deadline: a machine that is busy with other work must not decide. No database: failures are not kept
+# between runs, so that a run depends on the tree alone.
+settings.register_profile(
+    "suite", deadline=None, max_examples=50, database=None, phases=(Phase.explicit, Phase.generate, Phase.shrink)
+)
+settings.load_profile("suite")
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def _factory_for(item: pytest.Item) -> LoopFactory:
+    return asyncio.SelectorEventLoop if item.get_closest_marker("real_time") else VirtualTimeLoop
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """Give one factory: with more, every unmarked test would run once on each."""
+    return {"loop": _factory_for(item)}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Choose again for a parameter that is marked: the hook above is asked before there are parameters."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None and "_asyncio_loop_factory" in callspec.params:
+        callspec.params["_asyncio_loop_factory"] = _factory_for(item)

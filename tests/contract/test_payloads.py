@@ -1,0 +1,111 @@
+"""What every payload store keeps to."""
+
+import re
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from backends.inproc.payloads import InprocPayloads
+from protocols.backend import PayloadPort
+from protocols.errors import WorkerLost
+from protocols.messages import PayloadRef
+from protocols.rollouts import GroupPayload, SamplePayload
+from tests.support.scripted.payloads import ScriptedPayloads
+
+MakePayloads = Callable[[], PayloadPort]
+
+GROUP = GroupPayload(
+    prompt_ids=(1, 2),
+    prompt_text="12",
+    temperature=1.0,
+    samples=(SamplePayload(token_ids=(3,), logprobs=(-0.5,), text="3"),),
+)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(InprocPayloads, id="inproc"),
+        pytest.param(lambda: InprocPayloads(encode_messages=True), id="inproc-encoded"),
+        pytest.param(ScriptedPayloads, id="scripted"),
+    ]
+)
+def make_payloads(request: pytest.FixtureRequest) -> MakePayloads:
+    return request.param
+
+
+def ref(owner: str, key: str = "group") -> PayloadRef:
+    return PayloadRef(owner=owner, key=key)
+
+
+async def test_what_was_put_is_there(make_payloads: MakePayloads) -> None:
+    payloads = make_payloads()
+    await payloads.put(ref("p.1/L0/0/"), GROUP)
+    assert await payloads.get(ref("p.1/L0/0/")) == GROUP
+    assert await payloads.get(ref("p.1/L0/0/")) == GROUP, "getting takes nothing away"
+
+
+async def test_a_mapping_of_arrays_is_a_payload(make_payloads: MakePayloads) -> None:
+    payloads = make_payloads()
+    weight = memoryview(b"bulk")
+    await payloads.put(ref("weights/3", "parameters"), {"weight": weight})
+    got = await payloads.get(ref("weights/3", "parameters"))
+    assert isinstance(got, dict)
+    assert got["weight"] is weight, "bulk is never copied in one process"
+
+
+async def test_the_last_of_two_puts_wins(make_payloads: MakePayloads) -> None:
+    payloads = make_payloads()
+    await payloads.put(ref("a"), {"x": 1})
+    await payloads.put(ref("a"), {"x": 2})
+    assert await payloads.get(ref("a")) == {"x": 2}
+
+
+async def test_release_takes_everything_under_an_owners_prefix_and_nothing_else(make_payloads: MakePayloads) -> None:
+    """An attempt's payloads go together; those of lease 17 stay when lease 1 settles."""
+    payloads = make_payloads()
+    for owner in ("p.1/L1/0/", "p.1/L1/1/", "p.1/L17/0/", "weights/1"):
+        await payloads.put(ref(owner), GROUP)
+        await payloads.put(ref(owner, "more"), GROUP)
+    await payloads.release("p.1/L1/")
+    assert await payloads.owners() == {"p.1/L17/0/", "weights/1"}
+    with pytest.raises(WorkerLost, match=re.escape("p.1/L1/0/")):
+        await payloads.get(ref("p.1/L1/0/"))
+    assert await payloads.get(ref("p.1/L17/0/", "more")) == GROUP
+
+
+async def test_release_is_idempotent_and_knows_strangers(make_payloads: MakePayloads) -> None:
+    """A payload is released exactly once when its lease settles; a repeated abort changes nothing (I42)."""
+    payloads = make_payloads()
+    await payloads.put(ref("a/"), GROUP)
+    for _ in range(2):
+        await payloads.release("a/")
+        await payloads.release("of a dead run/")
+    assert await payloads.owners() == frozenset()
+    await payloads.put(ref("a/"), GROUP)
+    assert await payloads.get(ref("a/")) == GROUP, "released is not banned"
+
+
+async def test_what_was_never_put_is_lost(make_payloads: MakePayloads) -> None:
+    payloads = make_payloads()
+    await payloads.put(ref("a"), GROUP)
+    for missing in (ref("b"), ref("a", "other")):
+        with pytest.raises(WorkerLost):
+            await payloads.get(missing)
+
+
+async def test_every_call_reaches_a_checkpoint(make_payloads: MakePayloads) -> None:
+    payloads = make_payloads()
+    await payloads.put(ref("a"), GROUP)
+    calls = [
+        lambda: payloads.put(ref("b"), GROUP),
+        lambda: payloads.get(ref("a")),
+        lambda: payloads.get(ref("missing")),
+        lambda: payloads.release("missing"),
+        payloads.owners,
+    ]
+    for call in calls:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await call()
+        assert scope.cancelled_caught

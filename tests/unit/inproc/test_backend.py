@@ -1,0 +1,145 @@
+"""What is special about the backend of one process."""
+
+import os
+from typing import cast
+
+import anyio
+import pytest
+
+from backends import inproc
+from backends.inproc.launcher import PORTS
+from backends.inproc.payloads import InprocPayloads
+from backends.inproc.placement import usable_cpus
+from protocols.adapters import ROOMS, known_kinds
+from protocols.backend import Backend, ReserveRequest, Resources, WorkloadSpec
+from protocols.errors import ForeignCancellation, Infeasible
+from protocols.grading import Grade, GradeReport, GradeRequest
+from protocols.messages import LeaseId, Message, PayloadRef, WorkerId
+from protocols.prompts import Prompt, TextPrompt
+from protocols.rollouts import GroupPayload
+from protocols.sections import Section, Site
+from tests.support import hosted
+from tests.support.scripted.inference import ScriptedInference
+
+REWARD = WorkerId("reward/0")
+REF = PayloadRef(owner="p.1/L0/0/", key="group")
+GROUP = GroupPayload(prompt_ids=(1,), prompt_text="1", temperature=1.0, samples=())
+REQUEST = GradeRequest(
+    lease_id=LeaseId("L0"),
+    attempt=0,
+    prompt=Prompt(position=0, content=TextPrompt(text="p")),
+    payload=REF,
+    samples=(1,),
+)
+
+
+def spec(**options: object) -> WorkloadSpec:
+    return WorkloadSpec(
+        worker_id=REWARD,
+        section="reward",
+        adapter=Section(kind=hosted.KIND, options=dict(options)),
+        site=Site(job_dir="/"),
+        reservation_id="r",
+    )
+
+
+async def test_a_payload_is_the_very_object_that_was_put() -> None:
+    """Weights go from trainer to engine without a copy."""
+    payloads = InprocPayloads()
+    await payloads.put(REF, GROUP)
+    assert await payloads.get(REF) is GROUP
+
+
+async def test_encoded_messages_are_equal_and_not_the_same() -> None:
+    payloads = InprocPayloads(encode_messages=True)
+    await payloads.put(REF, GROUP)
+    assert await payloads.get(REF) == GROUP
+    assert await payloads.get(REF) is not GROUP
+
+
+class _Smuggler(Message, frozen=True, kw_only=True):
+    cargo: object
+
+
+async def test_what_hides_in_a_message_is_found_when_messages_are_encoded() -> None:
+    """A tensor in a message works in one process and nowhere else."""
+    smuggler = _Smuggler(cargo=memoryview)
+    await InprocPayloads().put(REF, smuggler)
+    with pytest.raises(TypeError):
+        await InprocPayloads(encode_messages=True).put(REF, smuggler)
+
+
+async def test_this_machine_is_one_node() -> None:
+    async with inproc.open(inproc.Config(), Site(job_dir="/")) as backend:
+        (node,) = (await backend.placement.inventory()).nodes
+        assert node.total == node.free == Resources(cpus=len(os.sched_getaffinity(0)))
+        with pytest.raises(Infeasible) as refused:
+            await backend.placement.reserve(
+                ReserveRequest(reservation_id="r", resources=Resources(cpus=usable_cpus() + 1))
+            )
+        assert refused.value.available == usable_cpus()
+    assert not inproc.check(inproc.Config(), Site(job_dir="/"))
+
+
+@pytest.mark.parametrize("encode", [False, True])
+async def test_workloads_of_one_backend_share_its_payloads(encode: bool) -> None:
+    async with inproc.open(inproc.Config(encode_messages=encode), Site(job_dir="/")) as backend:
+        await backend.launcher.launch(spec())
+        await backend.payloads.put(REF, GROUP)
+        report = await backend.launcher.call(REWARD, "grade", (REQUEST,))
+        assert report == GradeReport(lease_id=LeaseId("L0"), attempt=0, grades=(Grade(reward=1.0),))
+
+
+async def test_a_bug_of_a_workload_surfaces_unchanged() -> None:
+    """Other backends can only tell of it; here its own traceback reaches the caller."""
+    async with inproc.open(inproc.Config(), Site(job_dir="/")) as backend:
+        await backend.launcher.launch(spec(call="bug"))
+        with pytest.raises(hosted.Bug):
+            await backend.launcher.call(REWARD, "grade", (REQUEST,))
+        assert await backend.launcher.poll() == {REWARD: "running"}
+
+
+async def _inference_of(backend: Backend) -> object:
+    worker = cast("inproc.launcher.InprocLauncher", backend.launcher)._workers[REWARD]
+    return worker._port.host.inference
+
+
+async def test_what_is_served_reaches_later_workloads() -> None:
+    async with inproc.open(inproc.Config(), Site(job_dir="/")) as backend:
+        await backend.launcher.launch(spec())
+        assert await _inference_of(backend) is None
+        await backend.launcher.kill(REWARD)
+        inference = ScriptedInference()
+        await backend.launcher.serve("engines", inference)
+        await backend.launcher.launch(spec())
+        assert await _inference_of(backend) is inference
+
+
+async def test_a_workload_is_opened_and_closed_in_one_task() -> None:
+    """anyio: a cancel scope must be left in the task that entered it; the launcher's callers are many."""
+    async with inproc.open(inproc.Config(), Site(job_dir="/")) as backend:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(backend.launcher.launch, spec())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(backend.launcher.kill, REWARD)
+        assert hosted.OPEN == []
+
+
+async def test_a_native_cancellation_of_a_worker_is_an_error() -> None:
+    """I18: foreign code cancels a task, and everybody thinks that the work was finished."""
+    async with inproc.open(inproc.Config(), Site(job_dir="/")) as backend:
+        with pytest.raises(ForeignCancellation, match=REWARD):
+            await backend.launcher.launch(spec(opening="leaks"))
+
+
+def test_every_hosted_section_has_a_room() -> None:
+    assert PORTS.keys() <= ROOMS.keys()
+
+
+def test_the_kinds_that_ship_are_the_files() -> None:
+    assert "inproc" in known_kinds("backend")
+    assert known_kinds("prompts") == ("function", "jsonl")
+    assert known_kinds("reward") == ("function",)
+    assert known_kinds("episode") == ("single_turn",)
+    assert known_kinds("ledger") == ("memory",)
+    assert known_kinds("tracker") == ("jsonl",)

@@ -1,0 +1,52 @@
+"""The pages that name things name all of them."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from conductor.config import Deadlines, FilterConfig, RunConfig
+from protocols.adapters import ROOMS, known_kinds, resolve
+from protocols.inference import Sampling
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "job.md").read_text()
+SECTIONS = {"sampling", "filter", "deadlines"} | {
+    "model",
+    "prompts",
+    "reward",
+    "episode",
+    "engine",
+    "train",
+    "backend",
+    "ledger",
+}
+
+
+@pytest.mark.parametrize("config", [RunConfig, Sampling, FilterConfig, Deadlines])
+def test_every_field_of_the_job_is_explained(config: type) -> None:
+    """A field that stands nowhere is found by nobody."""
+    for field in msgspec.structs.fields(config):
+        named = f"`[{field.name}]`" if field.name in SECTIONS else f"`{field.name}`"
+        assert named in PAGE or f"`[[{field.name}]]`" in PAGE, field.name
+
+
+@pytest.mark.parametrize("section", sorted(ROOMS))
+def test_every_option_of_every_adapter_is_explained(section: str) -> None:
+    """The same for what adapters bring."""
+    for kind in known_kinds(section):
+        assert f"`{kind}`" in PAGE, kind
+        for field in msgspec.structs.fields(resolve(section, kind).Config):
+            assert f"`{field.name}`" in PAGE, f"{section}.{kind}: {field.name}"
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+def test_links_lead_somewhere(page: str) -> None:
+    """A page that names files long gone is worse than none."""
+    text = (ROOT / page).read_text()
+    folder = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (folder / target).exists(), target
+    for path in re.findall(r"`((?:conductor|backends|protocols|tests|examples|docs)/[\w/.-]+\w)`", text):
+        assert (ROOT / path).exists(), path

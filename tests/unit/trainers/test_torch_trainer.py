@@ -1,0 +1,201 @@
+"""What the port adds to the learner: a thread, cancellation, the payload store, files."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+import torch
+from anyio.lowlevel import checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from backends.models.loading import load_module, load_tokenizer
+from backends.trainers import torch as adapter
+from backends.trainers.torch import Config
+from backends.trainers.torch.compute import Compute
+from backends.trainers.torch.learner import Learner
+from backends.trainers.torch.trainer import TorchTrainer
+from protocols.adapters import Host
+from protocols.errors import PortFailed, UserError
+from protocols.sections import Section, Site
+from protocols.training import CheckpointRequest, StageRequest
+from tests.support.batches import Drawn, Group, make_batch, site
+from tests.support.scripted.payloads import ScriptedPayloads
+
+pytestmark = pytest.mark.real_time
+
+CONFIG = Config(lr=1e-2, micro_batch_tokens=1)  # a micro-batch for each of the five samples
+
+
+class Bench:
+    """A trainer that can be looked into, and whose micro-batches can be watched."""
+
+    def __init__(self) -> None:
+        self.payloads = ScriptedPayloads()
+        self.compute = Compute(None)
+        self.on_pass: Callable[[], Any] = lambda: None
+        self.passes = 0
+        self.learner = Learner(load_module(site()), CONFIG, interrupt=self._interrupt)
+        self.trainer = TorchTrainer(self.learner, load_tokenizer(site()), self.compute, self.payloads)
+
+    @property
+    def values(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in self.learner.module.parameters()]).clone()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no gradients are held."""
+        return not any(parameter.grad.any() for parameter in self.learner.module.parameters())
+
+    def _interrupt(self) -> None:
+        self.passes += 1
+        self.on_pass()
+        self.compute.interrupt()
+
+
+async def _step(bench: Bench) -> torch.Tensor:
+    version = bench.learner.version
+    batch = await make_batch(dispatch=version, version=version).store(bench.payloads)
+    report = await bench.trainer.train_step(batch)
+    assert report.version == version + 1
+    return bench.values
+
+
+@pytest.mark.parametrize("method", ["train_step", "accumulate"])
+async def test_cancelling_stops_between_two_micro_batches_and_leaves_no_trace(method: str) -> None:
+    bench = Bench()
+    before = bench.values
+    batch = await make_batch().store(bench.payloads)
+    with anyio.CancelScope() as scope:
+        bench.on_pass = lambda: bench.passes == 3 and anyio.from_thread.run_sync(scope.cancel)
+        await getattr(bench.trainer, method)(batch)
+    assert scope.cancelled_caught
+    assert bench.passes == 3
+    assert torch.equal(bench.values, before)
+    assert bench.idle
+    assert await bench.trainer.outcome(batch.dispatch_id) is None
+    assert torch.equal(await _step(bench), await _step(Bench()))
+
+
+async def test_cancelling_a_native_task_stops_the_thread_as_well() -> None:
+    """A shield stops no ``Task.cancel``: the wait ended, and the thread went on beside the next call."""
+    bench = Bench()
+    batch = await make_batch().store(bench.payloads)
+    ended = threading.Event()
+    task = asyncio.create_task(bench.trainer.train_step(batch))
+    task.add_done_callback(lambda _: ended.set())
+
+    def desert() -> None:
+        if bench.passes == 2:
+            anyio.from_thread.run_sync(task.cancel)
+            assert ended.wait(10)
+
+    bench.on_pass = desert
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await bench.trainer.outcome(batch.dispatch_id) is None
+    assert bench.passes == 2
+    assert bench.idle
+    assert torch.equal(await _step(bench), await _step(Bench()))
+
+
+async def test_an_outcome_asked_for_during_a_step_is_the_steps() -> None:
+    """In doubt is what is under way: an answer before it ends would let it count as never done."""
+    bench = Bench()
+    batch = await make_batch().store(bench.payloads)
+    outcomes: list[Any] = []
+    reports: list[Any] = []
+
+    async def ask() -> None:
+        outcomes.append(await bench.trainer.outcome(batch.dispatch_id))
+
+    async with anyio.create_task_group() as group:
+        bench.on_pass = lambda: bench.passes == 1 and anyio.from_thread.run_sync(group.start_soon, ask)
+        reports.append(await bench.trainer.train_step(batch))
+    assert outcomes == reports
+
+
+async def test_the_loop_goes_on_while_a_step_computes() -> None:
+    bench = Bench()
+    batch = await make_batch().store(bench.payloads)
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        beats += 1
+        await checkpoint()
+
+    bench.on_pass = lambda: anyio.from_thread.run(beat)
+    await bench.trainer.train_step(batch)
+    assert beats == bench.passes == 5
+
+
+async def test_a_token_that_the_model_does_not_have_is_no_foreign_exception() -> None:
+    bench = Bench()
+    batch = await make_batch([Group((1,), [Drawn((2, 99, 3))])]).store(bench.payloads)
+    with pytest.raises(PortFailed):
+        await bench.trainer.train_step(batch)
+    assert bench.idle
+
+
+async def test_exclusive_weights_are_lent_and_others_copied() -> None:
+    bench = Bench()
+    lent = await bench.trainer.stage_weights(StageRequest(owner="lent", exclusive=True))
+    copied = await bench.trainer.stage_weights(StageRequest(owner="copied", exclusive=False))
+    own = dict(bench.learner.module.named_parameters())
+    shared: Any = await bench.payloads.get(lent.payload)
+    apart: Any = await bench.payloads.get(copied.payload)
+    assert shared.keys() == apart.keys() == own.keys()
+    assert lent.tensors == len(own)
+    assert lent.size_bytes == sum(parameter.nbytes for parameter in own.values())
+    before = {name: parameter.detach().clone() for name, parameter in own.items()}
+    await _step(bench)
+    assert not any(tensor.requires_grad for tensor in (*shared.values(), *apart.values()))
+    assert all(shared[name].data_ptr() == parameter.data_ptr() for name, parameter in own.items())
+    assert all(torch.equal(apart[name], tensor) for name, tensor in before.items())
+    assert not all(torch.equal(shared[name], tensor) for name, tensor in before.items())
+
+
+async def test_a_saved_folder_is_a_model_with_its_tokenizer(tmp_path: Path) -> None:
+    bench = Bench()
+    await _step(bench)
+    await bench.trainer.save(CheckpointRequest(path=str(tmp_path)))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    theirs = torch.cat([parameter.detach().flatten() for parameter in loaded.parameters()])
+    assert torch.equal(theirs, bench.values)
+    assert AutoTokenizer.from_pretrained(tmp_path).encode("12+") == [1, 2, 10]
+
+
+@asynccontextmanager
+async def _opened(options: Config, model: Section | None) -> AsyncGenerator[Any]:
+    host = Host(site=Site(job_dir="/", model=model), payloads=ScriptedPayloads())
+    async with adapter.open(options, host) as trainer:
+        yield trainer
+
+
+async def test_opening_warms_up_without_a_step() -> None:
+    async with _opened(CONFIG, site().model) as trainer:
+        manifest = await trainer.stage_weights(StageRequest(owner="w", exclusive=True))
+        assert manifest.version == 0
+
+
+async def test_a_model_that_cannot_be_loaded_is_the_users_error() -> None:
+    with pytest.raises(UserError):
+        async with _opened(CONFIG, Section(kind="pretrained", options={"path": "./nowhere"})):
+            pass
+
+
+def test_threads_are_set_in_the_thread_that_computes() -> None:
+    async def threads() -> int:
+        return await Compute(1).run(torch.get_num_threads)
+
+    before = torch.get_num_threads()
+    try:
+        assert anyio.run(threads) == 1
+    finally:
+        torch.set_num_threads(before)
