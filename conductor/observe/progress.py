@@ -116,7 +116,8 @@ def result_rows(result: RunResult) -> list[tuple[str, str]]:
     accounts = result.accounts
     rows = [("steps", f"{result.steps} in {result.seconds:.1f} s")]
     if result.reward_first is not None and result.reward_last is not None:
-        rows.append(("reward", f"{result.reward_first:.3f} -> {result.reward_last:.3f} (mean of the last 10 steps)"))
+        last = f"{result.reward_last:.3f} (mean of the last {min(10, len(result.metrics))} steps)"
+        rows.append(("reward", f"{result.reward_first:.3f} -> {last}"))
     kept = f"{accounts.committed} trained + {accounts.filtered} filtered"
     groups = f"{accounts.admitted} admitted = {kept} + {accounts.dropped} dropped + {accounts.open} open"
     rows += [("samples", f"{result.samples} trained, {result.samples_per_s:.1f} a second"), ("groups", groups)]

@@ -1,5 +1,6 @@
 """The rows that are decoded together, one for each running sample."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,9 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DynamicCache
 
-from backends.engines.torch.cache import RowCache
+from backends.engines.torch.cache import Prompts, RowCache
 from backends.engines.torch.model import BLOCK, CausalModel, round_up
 from backends.engines.torch.sampling import Laws
 from backends.engines.torch.streams import stream_key, uniforms
@@ -18,7 +18,7 @@ from protocols.inference import Completion, GenerateRequest, SampleRequest, Segm
 from protocols.messages import WeightVersion
 
 NO_TOKEN = -1
-HIDDEN = np.float32(-np.inf)
+HIDDEN = -math.inf
 ROW = np.dtype(
     [
         ("position", np.int64),  # of the latest token, which the model has not read yet
@@ -67,13 +67,13 @@ class Batch:
 
     Args:
         model: What computes.
-        padded: Compute at least ``BLOCK`` rows, real or not.
+        padded: Compute a multiple of ``BLOCK`` rows, real or not.
     """
 
     def __init__(self, model: CausalModel, *, padded: bool) -> None:
         self.running: list[Running] = []
         self._model = model
-        self._least = BLOCK if padded else 1
+        self._padded = padded
         self._cache = RowCache()
         self._laws: Laws | None = None
         rows, slots = BLOCK, BLOCK
@@ -90,7 +90,8 @@ class Batch:
 
     def forward(self) -> Tensor:
         """Let the model read the latest token of every row; returns the logits behind it, ``[count, V]``."""
-        count, rows = self.count, max(self.count, self._least)
+        count = self.count
+        rows = round_up(count) if self._padded else count
         position = self._rows["position"][:rows]
         slots = round_up(int(position.max()) + 1)
         index, at = torch.arange(rows), torch.from_numpy(position)
@@ -99,7 +100,7 @@ class Batch:
         mask = torch.from_numpy(self._mask[:rows, None, None, :slots])
         return self._model.decode(tokens, at[:, None], mask, self._cache)[:count]
 
-    def join(self, calls: Sequence[Call], prompts: DynamicCache) -> NDArray[np.int64]:
+    def join(self, calls: Sequence[Call], prompts: Prompts) -> NDArray[np.int64]:
         """Give every sample of ``calls`` a row behind the running ones.
 
         Args:
@@ -132,7 +133,8 @@ class Batch:
         """Append a token to every row; rows that end with it leave.
 
         Args:
-            tokens, logprobs: What was drawn, shape ``[count]``.
+            tokens: What was drawn, shape ``[count]``.
+            logprobs: Of the tokens, shape ``[count]``.
             version: The weights that drew it.
 
         Returns:
@@ -222,7 +224,7 @@ class Batch:
         if rows <= old_rows and slots <= old_slots:
             return
         # doubling copies each row a few times in all, however long it becomes
-        rows = old_rows if rows <= old_rows else max(rows, 2 * old_rows)
+        rows = old_rows if rows <= old_rows else round_up(max(rows, 2 * old_rows))
         slots = old_slots if slots <= old_slots else min(max(slots, 2 * old_slots), self._model.context)
         shape = (rows, round_up(slots))
         self._cache.grow(*shape)

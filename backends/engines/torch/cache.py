@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DynamicCache
 from transformers.cache_utils import Cache
+
+Prompts = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of computed prompts, per layer, each ``[prompts, heads, length, dim]``."""
 
 
 class RowCache(Cache):
@@ -34,23 +36,23 @@ class RowCache(Cache):
                 new[: old.shape[0], : old.shape[1]] = old
                 tensors[layer] = new
 
-    def place(self, first: int, source: NDArray[np.int64], prompts: DynamicCache, room: tuple[int, int]) -> None:
+    def place(self, first: int, source: NDArray[np.int64], prompts: Prompts, room: tuple[int, int]) -> None:
         """Copy prompts to rows ``first`` onwards.
 
         Args:
             first: The first row to fill.
             source: Prompt of each row, shape ``[new rows]``.
-            prompts: What the prefill left, per layer ``[prompts, heads, length, dim]``; no longer than the slots.
+            prompts: Computed prompts, no longer than the slots.
             room: Rows and slots to make room for, where nothing was placed before.
         """
         index = torch.from_numpy(source)
         if not self._keys:
-            self._keys = [_room(layer.keys, room) for layer in prompts.layers]
-            self._values = [_room(layer.values, room) for layer in prompts.layers]
-        for layer, prompt in enumerate(prompts.layers):
-            for tensors, fresh in ((self._keys, prompt.keys), (self._values, prompt.values)):
-                rows = slice(first, first + len(source))
-                tensors[layer][rows, : fresh.shape[2]] = fresh.transpose(1, 2)[index]
+            self._keys = [_room(keys, room) for keys, _ in prompts]
+            self._values = [_room(values, room) for _, values in prompts]
+        rows = slice(first, first + len(source))
+        for layer, (keys, values) in enumerate(prompts):
+            self._keys[layer][rows, : keys.shape[2]] = keys.transpose(1, 2)[index]
+            self._values[layer][rows, : values.shape[2]] = values.transpose(1, 2)[index]
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Copy rows over others."""
@@ -63,13 +65,16 @@ class RowCache(Cache):
         """Say where the next forward pass writes, and how many slots it reads.
 
         Args:
-            rows, positions: One token each, shape ``[R]``; the rows are ``0 .. R - 1``.
+            rows: ``0 .. R - 1``.
+            positions: Of the token that each row adds, shape ``[R]``.
             slots: More than any of the positions.
         """
         self._at = (rows, positions)
         self._slots = slots
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write the keys and values of one token a row; return those of all slots, ``[R, heads, slots, dim]``."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         keys.index_put_(self._at, key_states[:, :, 0])

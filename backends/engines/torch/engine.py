@@ -12,9 +12,9 @@ from anyio.lowlevel import checkpoint
 from backends.engines.torch import Config
 from backends.engines.torch.batch import Call
 from backends.engines.torch.decoder import Decoder, Event, Finished
-from backends.engines.torch.deterministic import check_bits
 from backends.engines.torch.model import CausalModel
 from backends.engines.torch.thread import EngineThread
+from backends.engines.torch.trial import check_bits, warm_up
 from backends.models.loading import load_module
 from protocols.adapters import Host
 from protocols.backend import PayloadPort
@@ -43,7 +43,6 @@ class _Answer:
     """What is known on the event loop about a call that the thread has not reported gone."""
 
     done: "asyncio.Future[Generation]"
-    live: set[str]
     completions: dict[str, Completion] = field(default_factory=dict)
 
 
@@ -63,6 +62,7 @@ class TorchEngine:
         self._model = model
         self._payloads = payloads
         self._answers: dict[Call, _Answer] = {}
+        self._live: set[str] = set()
         self._loading = anyio.Lock()
         self._thread = EngineThread(NAME, decoder, on_events=self._take, on_lost=self._fail_all)
 
@@ -72,7 +72,7 @@ class TorchEngine:
         self._check_alive()
         return EngineStatus(
             version=self._decoder.version,
-            live=len(self._live()),
+            live=len(self._live),
             context=self._model.context,
             paused=self._decoder.paused,
         )
@@ -84,10 +84,8 @@ class TorchEngine:
             await checkpoint()
             raise refusal
         call = Call(request)
-        answer = _Answer(
-            done=asyncio.get_running_loop().create_future(), live={sample.request_id for sample in request.samples}
-        )
-        self._answers[call] = answer
+        answer = self._answers[call] = _Answer(done=asyncio.get_running_loop().create_future())
+        self._live.update(_ids(request))
         self._thread.post(lambda: self._decoder.join(call))
         try:
             return await answer.done
@@ -103,7 +101,7 @@ class TorchEngine:
         """Return all ids that the thread has not reported gone."""
         await checkpoint()
         self._check_alive()
-        return self._live()
+        return frozenset(self._live)
 
     async def load_weights(self, manifest: WeightsManifest) -> WeightVersion:
         """Fetch the weights and bind the model to them between two tokens, without copying them.
@@ -144,46 +142,36 @@ class TorchEngine:
             await self._thread.close(CLOSE_S)
 
     def _refusal(self, request: GenerateRequest) -> ConductorError | None:
-        sampling, live = request.sampling, self._live()
-        names = [sample.request_id for sample in request.samples]
-        prompt = len(request.prompt_ids)
-        lost = self._thread.lost
-        if lost is not None:
+        names, live = _ids(request), len(self._live)
+        if (lost := self._thread.lost) is not None:
             return lost
         if self._decoder.version is None:
             return EngineStale(engine=NAME)
-        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            return UserError(f"no tokens can be drawn by {sampling}")
-        if not names or len({*names, *live}) < len(names) + len(live):
+        if not names or len(set(names)) < len(names) or not self._live.isdisjoint(names):
             return InvariantError("a request needs samples, and ids that no live request has")
-        if not prompt or not all(0 <= token < self._model.vocabulary for token in request.prompt_ids):
-            return BadPrompt(f"a prompt is made of tokens from 0 to {self._model.vocabulary - 1}")
-        if prompt >= self._model.context:
-            return PromptTooLong(tokens=prompt, context=self._model.context)
-        if live and len(live) + len(names) > self._cfg.slots + self._cfg.max_waiting:
-            return EngineBusy(engine=NAME, waiting=max(0, len(live) - self._cfg.slots))
-        return None
+        if live and live + len(names) > self._cfg.slots + self._cfg.max_waiting:
+            return EngineBusy(engine=NAME, waiting=max(0, live - self._cfg.slots))
+        return _fault(request, self._model)
 
     def _check_alive(self) -> None:
         lost = self._thread.lost
         if lost is not None:
             raise lost
 
-    def _live(self) -> frozenset[str]:
-        return frozenset().union(*(answer.live for answer in self._answers.values()))
-
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
             answer = self._answers[event.call]
             if isinstance(event, Finished):
-                answer.completions[event.completion.request_id] = event.completion
-                answer.live.discard(event.completion.request_id)
-                if answer.live:
+                name = event.completion.request_id
+                answer.completions[name] = event.completion
+                self._live.discard(name)
+                if len(answer.completions) < len(event.call.request.samples):
                     continue
                 if not answer.done.done():
                     answer.done.set_result(_in_order(event.call.request, answer.completions))
             elif event.error is not None and not answer.done.done():
                 answer.done.set_exception(event.error)
+            self._live.difference_update(_ids(event.call.request))
             del self._answers[event.call]
 
     def _fail_all(self, error: WorkerLost) -> None:
@@ -191,13 +179,29 @@ class TorchEngine:
             if not answer.done.done():
                 answer.done.set_exception(WorkerLost(worker=error.worker, cause=error.cause))
         self._answers.clear()
+        self._live.clear()
 
 
 _: type[EnginePort] = TorchEngine
 
 
+def _fault(request: GenerateRequest, model: CausalModel) -> ConductorError | None:
+    sampling, prompt = request.sampling, request.prompt_ids
+    if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+        return UserError(f"no tokens can be drawn by {sampling}")
+    if not prompt or not all(0 <= token < model.vocabulary for token in prompt):
+        return BadPrompt(f"a prompt is made of tokens from 0 to {model.vocabulary - 1}")
+    if len(prompt) >= model.context:
+        return PromptTooLong(tokens=len(prompt), context=model.context)
+    return None
+
+
+def _ids(request: GenerateRequest) -> list[str]:
+    return [sample.request_id for sample in request.samples]
+
+
 def _in_order(request: GenerateRequest, completions: Mapping[str, Completion]) -> Generation:
-    return Generation(completions=tuple(completions[sample.request_id] for sample in request.samples))
+    return Generation(completions=tuple(completions[name] for name in _ids(request)))
 
 
 @asynccontextmanager

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
-from backends.engines.torch.cache import RowCache
+from backends.engines.torch.cache import Prompts, RowCache
 from protocols.errors import InvariantError, Problem, UserError
 
 BLOCK = 16
@@ -38,7 +37,7 @@ class CausalModel:
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.2x
         self._keeps = "logits_to_keep" in parameters
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, DynamicCache]:
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Prompts]:
         """Compute several prompts at once.
 
         Args:
@@ -50,7 +49,7 @@ class CausalModel:
         lengths = np.array([len(prompt) for prompt in prompts])
         rows, width = len(prompts), int(lengths.max())
         if self._deterministic:
-            rows, width = max(rows, BLOCK), round_up(width)
+            rows, width = round_up(rows), round_up(width)
         ids = np.zeros((rows, width), dtype=np.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = prompt
@@ -58,13 +57,16 @@ class CausalModel:
         cache = DynamicCache()
         positions = torch.arange(width).clamp_(max=self.context - 1)[None]
         logits = self._forward(torch.from_numpy(ids), positions, cache, keep=torch.from_numpy(wanted))
-        return logits[np.arange(len(prompts)), place if self._keeps else lengths - 1], cache
+        computed: Any = cache.layers
+        last = logits[np.arange(len(prompts)), place if self._keeps else lengths - 1]
+        return last, [(layer.keys, layer.values) for layer in computed]
 
     def decode(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: RowCache) -> Tensor:
         """Compute one more token a row.
 
         Args:
-            tokens, positions: Shape ``[R, 1]``.
+            tokens: Ids, shape ``[R, 1]``.
+            positions: Of the tokens, shape ``[R, 1]``.
             mask: Added to the attention scores, shape ``[R, 1, 1, slots]``.
             cache: Aimed at these rows and positions.
 
@@ -124,7 +126,7 @@ def _context(config: Any, asked: int | None) -> int:
         raise _refused(None, "the model does not say how many tokens it was made for", "say how many it may take")
     if asked is not None and made_for is not None and asked > made_for:
         raise _refused(asked, f"the model was made for {made_for} tokens", "ask for no more than that")
-    context: int = asked or made_for
+    context = int(asked or made_for or 0)
     kinds = set(getattr(text, "layer_types", None) or ())
     window = getattr(text, "sliding_window", None)
     if kinds - {"full_attention", "sliding_attention"}:

@@ -14,9 +14,7 @@ class Laws:
         top_k: Shape ``[R]``, int64.
     """
 
-    def __init__(
-        self, temperature: NDArray[np.float32], top_p: NDArray[np.float32], top_k: NDArray[np.int64]
-    ) -> None:
+    def __init__(self, temperature: NDArray[np.float32], top_p: NDArray[np.float32], top_k: NDArray[np.int64]) -> None:
         greedy = temperature == 0
         divisor = np.where(greedy, np.float32(1), temperature)
         cut = np.flatnonzero((top_k > 0) | (top_p < 1))
@@ -41,7 +39,7 @@ class Laws:
         """
         scaled = logits if self._divisor is None else logits / self._divisor
         logprobs = torch.log_softmax(scaled, dim=-1)
-        chances = logprobs.exp()
+        chances = torch.softmax(scaled, dim=-1)  # not exp: it treats the last elements of a tensor differently
         if self._cut is not None:
             chances[self._cut] = keep_likeliest(chances[self._cut], self._top_k, self._top_p)
         reached = chances.cumsum(dim=-1)

@@ -15,6 +15,7 @@ from protocols.errors import ConductorError, WorkerLost
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 Action = Callable[[], Any]
+Order = tuple[Action, "asyncio.Future[Any] | None"]
 Reply = tuple["asyncio.Future[Any]", Any, ConductorError | None]
 
 
@@ -38,7 +39,8 @@ class Stepper(Protocol):
 class EngineThread:
     """A thread that steps while there is work, and in between does what the event loop asks for.
 
-    Actions run in the order of asking. Events and replies come back in the order in which they arose, in
+    Actions run in the order of asking; those of one turn of the event loop reach the thread together, so that
+    requests made at once also start at once. Events and replies come back in the order in which they arose, in
     one hop for all that arose together; the events of an action come before its reply. A failure of a step,
     or of an action in a way that is no ``ConductorError``, ends the thread: whoever waits gets
     ``WorkerLost``, and so does whoever asks later.
@@ -62,7 +64,8 @@ class EngineThread:
         self._stepper = stepper
         self._on_events = on_events
         self._on_lost = on_lost
-        self._inbox: queue.SimpleQueue[tuple[Action, asyncio.Future[Any] | None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[list[Order] | None] = queue.SimpleQueue()
+        self._orders: list[Order] = []
         self._asked: set[asyncio.Future[Any]] = set()
         self._cause: str | None = None
         self._loop = asyncio.get_running_loop()
@@ -80,7 +83,7 @@ class EngineThread:
 
     def post(self, action: Action) -> None:
         """Have ``action`` done between two steps; nobody waits for it."""
-        self._inbox.put((action, None))
+        self._order(action, None)
 
     async def ask(self, action: Callable[[], T]) -> T:
         """Have ``action`` done between two steps and return its result.
@@ -96,7 +99,7 @@ class EngineThread:
             reply.set_exception(self.lost)
         else:
             self._asked.add(reply)
-            self._inbox.put((action, reply))
+            self._order(action, reply)
         try:
             return await reply
         finally:
@@ -104,19 +107,31 @@ class EngineThread:
 
     async def close(self, deadline_s: float) -> None:
         """Stop after the current step and wait for it, at most ``deadline_s`` seconds."""
+        self._hand_over()
         self._inbox.put(None)
-        with bounded_shield(deadline_s):
-            await anyio.to_thread.run_sync(self._thread.join, deadline_s, abandon_on_cancel=True)
-        if self._thread.is_alive():
-            log.error("engine.close_timed_out", worker=self._worker, deadline_s=deadline_s)
-        self._lose("it was closed")
+        try:
+            with bounded_shield(deadline_s):
+                await anyio.to_thread.run_sync(self._thread.join, deadline_s, abandon_on_cancel=True)
+            if self._thread.is_alive():
+                log.error("engine.close_timed_out", worker=self._worker, deadline_s=deadline_s)
+        finally:
+            self._lose("it was closed")
+
+    def _order(self, action: Action, reply: "asyncio.Future[Any] | None") -> None:
+        self._orders.append((action, reply))
+        if len(self._orders) == 1:
+            self._loop.call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        orders, self._orders = self._orders, []
+        self._inbox.put(orders)
 
     def _run(self) -> None:
         try:
             while self._act():
                 self._stepper.step()
                 self._send([])
-        except BaseException as exc:  # noqa: BLE001 - told to whoever waits, below
+        except BaseException as exc:  # told to whoever waits
             cause = f"{type(exc).__name__}: {exc}"
             log.exception("engine.failed", worker=self._worker)
             self._call_loop(self._lose, cause)
@@ -128,16 +143,13 @@ class EngineThread:
             if self._inbox.empty():
                 self._send(replies)
                 replies = []
-            item = self._inbox.get()
-            if item is None:
+            orders = self._inbox.get()
+            if orders is None:
                 return False
-            action, reply = item
-            try:
-                outcome = (action(), None)
-            except ConductorError as exc:
-                outcome = (None, exc)
-            if reply is not None:
-                replies.append((reply, *outcome))
+            for action, reply in orders:
+                value, error = _outcome(action)
+                if reply is not None:
+                    replies.append((reply, value, error))
         self._send(replies)
         return True
 
@@ -172,3 +184,10 @@ class EngineThread:
             if not reply.done():
                 reply.set_exception(WorkerLost(worker=self._worker, cause=cause))
         self._on_lost(WorkerLost(worker=self._worker, cause=cause))
+
+
+def _outcome(action: Action) -> tuple[Any, ConductorError | None]:
+    try:
+        return action(), None
+    except ConductorError as exc:
+        return None, exc

@@ -85,7 +85,7 @@ def _by_parameter(
         parameter = parameters.get(name)
         if parameter is None or tensor.shape not in {parameter.shape, torch.Size()}:
             raise UserError(f"{folder} is of another model; the optimizer's {key} has the shape {list(tensor.shape)}")
-        # copied: what is read lies in the file, which may be deleted while training goes on
+        # copied: what is read is the file, mapped into memory, and changes when the file is written over
         state.setdefault(parameter, {})[moment] = tensor.to(parameter.device, copy=True)
     lacking = [name for name, parameter in parameters.items() if version and parameter not in state]
     if lacking:

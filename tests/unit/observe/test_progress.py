@@ -125,7 +125,7 @@ RESULT = RunResult(
 def test_the_final_table_accounts_for_every_group() -> None:
     assert dict(result_rows(RESULT)) == {
         "steps": "2 in 4.0 s",
-        "reward": "0.250 -> 0.375 (mean of the last 10 steps)",
+        "reward": "0.250 -> 0.375 (mean of the last 2 steps)",
         "samples": "96 trained, 24.0 a second",
         "groups": "10 admitted = 6 trained + 3 filtered + 1 dropped + 0 open",
         "dropped: bad_prompt": "1 groups",

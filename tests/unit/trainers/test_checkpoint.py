@@ -1,6 +1,5 @@
 """A checkpoint continues bit for bit, is a model for transformers, and a bad one is named for what it is."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,9 @@ def test_a_loaded_learner_continues_bit_for_bit(model: Section, steps: int, tmp_
     assert loaded.version == steps
     assert loaded.outcome(make_batch().lease.dispatch_id) is None
     assert _equal(learner.module, loaded.module)
-    shutil.rmtree(tmp_path)
+    for file in tmp_path.iterdir():  # what was read may lie in the file still
+        with file.open("r+b") as opened:
+            opened.write(bytes(file.stat().st_size))
     for _ in range(2):
         _step(learner)
         _step(loaded)
