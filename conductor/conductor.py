@@ -1,11 +1,13 @@
 """The one entry point."""
 
+import msgspec
+
 from conductor import runtime
 from conductor.config import RunConfig
 from conductor.observe.observer import Observer, Unwatched
 from conductor.ports import Workloads
 from conductor.result import RunResult
-from conductor.validation import find_problems
+from conductor.validation import find_problems, site_of
 from protocols.backend import Backend
 from protocols.errors import ConfigError
 
@@ -46,6 +48,8 @@ class Conductor:
         problems = find_problems(cfg, given=given)
         if problems:
             raise ConfigError(problems)
+        site = site_of(cfg)
+        cfg = msgspec.structs.replace(cfg, job_dir=site.job_dir, run_dir=site.run_dir)
         return await runtime.run(
             cfg, backend=backend, workloads=workloads, observer=observer or Unwatched(), to_stderr=to_stderr
         )

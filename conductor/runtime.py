@@ -52,7 +52,10 @@ async def run(
 
 
 def _log_end(log: FilteringBoundLogger, error: BaseException) -> None:
-    log.error("run.ended_early", error=type(error).__name__, message=str(error))
+    if isinstance(error, Exception):
+        log.error("run.failed", error=type(error).__name__, message=str(error))
+    else:
+        log.info("run.stopped", cause=type(error).__name__)
 
 
 def make_context(

@@ -19,6 +19,7 @@ from structlog.processors import ExceptionRenderer, TimeStamper, add_log_level
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 _SILENT = logging.CRITICAL
+_FOR_THE_FILE = frozenset({"step.trained"})  # every metric of a step: on stderr its line in the progress is enough
 _HEAD = ("timestamp", "level", "event")
 
 
@@ -67,7 +68,7 @@ class PlainLines:
     """Writes lines for people.
 
     A warning that comes again (the same event of the same ``kind``) is left to the file: a reward that
-    fails on every sample would bury everything else.
+    fails on every sample would bury everything else. So is what ``_FOR_THE_FILE`` names.
     """
 
     def __init__(self, stream: TextIO, *, least: str) -> None:
@@ -78,7 +79,7 @@ class PlainLines:
     def write(self, entry: EventDict) -> None:
         """Write one line, and under it what takes several."""
         level = str(entry["level"])
-        if logging.getLevelNamesMapping()[level.upper()] < self._least:
+        if logging.getLevelNamesMapping()[level.upper()] < self._least or entry["event"] in _FOR_THE_FILE:
             return
         if level == "warning":
             known = (str(entry["event"]), str(entry.get("kind")))

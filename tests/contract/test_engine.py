@@ -199,8 +199,10 @@ async def test_an_abort_reaches_what_is_being_decoded(open_engine: OpenEngine) -
                 request = asks(f"p.1/L{lease}/0/", samples=4, max_tokens=60)
                 tasks.start_soon(outcomes.collect, engine, request)
             await anyio.wait_all_tasks_blocked()
-            await engine.abort("p.1/")
-            assert await engine.live_requests() == frozenset()
+            for lease in (0, 5):
+                await engine.abort(f"p.1/L{lease}/")
+                assert not any(one.startswith(f"p.1/L{lease}/") for one in await engine.live_requests())
+        assert {type(error) for error in outcomes.errors} <= {Aborted}
         assert len(outcomes.errors) + len(outcomes.generations) == 8
 
 

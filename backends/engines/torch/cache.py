@@ -54,6 +54,7 @@ class RowCache(Cache):
             self._keys[layer][rows, : keys.shape[2]] = keys.transpose(1, 2)[index]
             self._values[layer][rows, : values.shape[2]] = values.transpose(1, 2)[index]
 
+    @torch.inference_mode()  # also between two steps, where the mode is off: the tensors were made in it
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Copy rows over others."""
         here, there = torch.from_numpy(sources), torch.from_numpy(targets)

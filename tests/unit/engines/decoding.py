@@ -69,7 +69,9 @@ def asks(
     values = {"max_tokens": 8, **sampling}
     return GenerateRequest(
         prompt_ids=tuple(prompt),
-        samples=tuple(SampleRequest(request_id=f"{prefix}{index}/0", stream=f"{prefix}{index}") for index in range(samples)),
+        samples=tuple(
+            SampleRequest(request_id=f"{prefix}{index}/0", stream=f"{prefix}{index}") for index in range(samples)
+        ),
         sampling=Sampling(**values),  # pyright: ignore[reportArgumentType]
         stop_token_ids=stops,
     )

@@ -63,13 +63,20 @@ def test_without_a_folder_and_stderr_it_is_silent(capsys: pytest.CaptureFixture[
 
 
 def test_plain_lines_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    """All but the metrics of a step: the progress has a line for it."""
     with open_log(None, to_stderr=True) as log:
-        log.info("step.trained", step=1, loss=0.123456)
+        log.info("checkpoint.saved", step=1, seconds=0.123456)
+        log.info("step.trained", step=1)
         log.warning("reward.failed", kind="raised", detail="Traceback:\n  no")
     out, err = capsys.readouterr()
     assert out == ""
     lines = [line[9:] if line[2:3] == ":" else line for line in err.splitlines()]
-    assert lines == ["info step.trained step=1 loss=0.1235", "warning reward.failed kind=raised", "Traceback:", "  no"]
+    assert lines == [
+        "info checkpoint.saved step=1 seconds=0.1235",
+        "warning reward.failed kind=raised",
+        "Traceback:",
+        "  no",
+    ]
 
 
 def test_a_warning_that_comes_again_is_left_to_the_file() -> None:
