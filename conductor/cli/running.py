@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import click
 import msgspec
+import structlog
 
 from conductor.cli.signals import Ending, under_signals
 from conductor.conductor import Conductor
@@ -23,6 +24,9 @@ _OURS = 4
 
 def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool) -> int:
     """Run a job and show it to people; returns the exit code."""
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+    )  # what adapters say; stdout is for results
     with open_progress(cfg.steps, sys.stderr if as_json else sys.stdout, quiet=quiet) as observer:
         run = partial(Conductor.run, cfg, observer=observer, to_stderr=not quiet)
         ending: Ending[RunResult] = anyio.run(under_signals, run, _say)
