@@ -4,7 +4,8 @@
 requests and releases its payloads. 3. The outcome is written. The error that caused it goes on unchanged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from conductor.context import RunContext
 from conductor.core.leases import Lease, State
@@ -88,24 +89,53 @@ async def _abort(ctx: RunContext, lease: Lease, reason: str) -> None:
 
 
 async def settle_run(ctx: RunContext) -> None:
-    """Abort whatever a run that ends early still has lent out. Aborted leases stay open, to be readmitted.
+    """Abort whatever a run that ends early still has lent out, and release all that it stored.
 
-    Does nothing when nothing is open. One abort by the registration's prefix reaches every attempt. The
-    caller shields it.
+    Aborted leases stay open, to be readmitted. One abort by the registration's prefix reaches every attempt.
+    Each act is tried whatever became of those before it. The caller shields it.
+
+    Raises:
+        Exception: The first act that failed, the others as notes.
     """
-    if not ctx.table.accounts.open:
-        return
     prefix = ctx.cfg.registration.prefix
-    await ctx.record(*_intents(ctx))
+    stopped = False
+    failed: list[Exception] = []
+    if ctx.table.accounts.open:
+        with _tried(failed):
+            await ctx.record(*_intents(ctx))
+        with _tried(failed):
+            stopped = await _stop(ctx, prefix)
+        with _tried(failed):
+            await _settle_dispatches(ctx)
+        with _tried(failed):
+            await ctx.record(*_intents(ctx))
+    for owner in (prefix, ctx.publication.owners):
+        with _tried(failed):
+            await ctx.ports.backend.payloads.release(owner)
+    if stopped:
+        with _tried(failed):
+            aborting = ctx.table.in_state(State.ABORTING)
+            await ctx.record(*(AbortConfirmed(lease_id=lease.lease_id) for lease in aborting))
+    for error in failed[1:]:
+        failed[0].add_note(f"then {type(error).__name__}: {error}")
+    if failed:
+        raise failed[0]
+
+
+@contextmanager
+def _tried(failed: list[Exception]) -> Generator[None]:
+    try:
+        yield
+    except Exception as exc:  # noqa: BLE001 - raised when all has been tried
+        failed.append(exc)
+
+
+async def _stop(ctx: RunContext, prefix: str) -> bool:
+    """End everything under the prefix; return whether all of it is confirmed."""
     report = await ctx.ports.executor.abort(prefix)
-    await _settle_dispatches(ctx)
-    await ctx.record(*_intents(ctx))
-    await ctx.ports.backend.payloads.release(prefix)
     if report.unconfirmed:
         ctx.log.error("abort.unconfirmed", ids=sorted(report.unconfirmed))
-        return
-    stopped = ctx.table.in_state(State.ABORTING)
-    await ctx.record(*(AbortConfirmed(lease_id=lease.lease_id) for lease in stopped))
+    return not report.unconfirmed
 
 
 def _intents(ctx: RunContext) -> list[LedgerEvent]:

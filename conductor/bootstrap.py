@@ -48,6 +48,7 @@ async def open_ports(cfg: RunConfig, *, backend: Backend | None, workloads: Work
     site = site_of(cfg)
     async with AsyncExitStack() as stack:
         home = backend or await stack.enter_async_context(_open_backend(cfg.backend, site))
+        bounded_home = bounded_backend(home, cfg.deadlines)
         opener = _Opener(cfg, site, home, stack)
         prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
         if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
@@ -58,11 +59,11 @@ async def open_ports(cfg: RunConfig, *, backend: Backend | None, workloads: Work
             trackers = tuple([await opener.beside("tracker", section) for section in cfg.trackers])
         trainer = workloads.trainer or await opener.host(TrainerPort, "policy", "train", cfg.train)
         inference = opener.bound(InferenceControllerPort, workloads.inference or await opener.pool())
-        await home.launcher.serve(await inference.endpoint(), inference)
+        await bounded_home.launcher.serve(await inference.endpoint(), inference)
         executor = workloads.executor or await opener.host(RolloutExecutorPort, "episode", "episode", cfg.episode)
         grader = workloads.grader or await opener.host(GraderPort, "reward", "reward", cfg.reward)
         yield Ports(
-            backend=bounded_backend(home, cfg.deadlines),
+            backend=bounded_home,
             prompts=prompts,
             executor=opener.bound(RolloutExecutorPort, executor),
             inference=inference,

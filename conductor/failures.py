@@ -30,12 +30,14 @@ class Failures:
 
         Returns:
             The first remembered failure unchanged; a group of one leaf that nobody remembered is that
-            leaf; otherwise the group itself.
+            leaf; otherwise the group itself. What was noted on the group stands on what is returned.
         """
         leaves = _leaves(group)
-        if not self._failures:
-            return leaves[0] if len(leaves) == 1 else group
-        (_, first), *others = self._failures
+        if not self._failures and len(leaves) != 1:
+            return group
+        (_, first), *others = self._failures or [("a task", leaves[0])]
+        for note in getattr(group, "__notes__", ()):
+            first.add_note(note)
         for name, exc in [*others, *(("a task", leaf) for leaf in leaves if not self._knows(leaf))]:
             first.add_note(f"{name} then failed with {type(exc).__name__}: {exc}")
         return first

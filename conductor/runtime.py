@@ -23,6 +23,7 @@ from conductor.ports import Ports, Workloads
 from conductor.result import RunResult
 from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
+from protocols.aio import bounded_shield
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Stalled
 from protocols.messages import DispatchId, LeaseId, WeightVersion
@@ -101,7 +102,7 @@ async def conduct(ctx: RunContext) -> RunResult:
     finally:
         if ctx.cfg.freeze_gc:
             gc.unfreeze()
-        with anyio.move_on_after(ctx.cfg.deadlines.abort, shield=True) as scope:
+        with bounded_shield(ctx.cfg.deadlines.abort) as scope:
             await _settle(ctx, error)
         if scope.cancelled_caught:
             ctx.log.error("abort.timed_out", deadline_s=ctx.cfg.deadlines.abort, open=ctx.table.accounts.open)
@@ -171,8 +172,8 @@ async def _settle(ctx: RunContext, error: BaseException | None) -> None:
     ctx.observer.phase("stopping" if error else "finishing")
     try:
         await settle_run(ctx)
-        await ctx.ports.backend.payloads.release(f"weights/{ctx.cfg.registration.prefix}")
     except Exception as exc:
         if error is None:
             raise
+        ctx.log.exception("settle.failed")
         error.add_note(f"settling the run then failed with {type(exc).__name__}: {exc}")

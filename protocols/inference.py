@@ -137,6 +137,7 @@ class EnginePort(Protocol):
             EngineStale: No weights have been loaded.
             EngineBusy: The queue is full.
             PromptTooLong: No room for a single token.
+            BadPrompt: It is empty, or the model has no token of some id.
             WorkerLost: The engine is gone.
         """
         ...
@@ -163,6 +164,11 @@ class EnginePort(Protocol):
 
         Returns:
             The version served from the next token on.
+
+        Raises:
+            InvariantError: The weights do not fit the model; the old ones are served on.
+            Transient: The payload is not there.
+            WorkerLost: The engine is gone.
         """
         ...
 

@@ -213,7 +213,7 @@ class EnginePool:
             done = True
         finally:
             if not done:
-                await self.resume()
+                await self.resume()  # noqa: ASYNC102 - shielded there, with a deadline
 
     async def resume(self) -> None:
         """Let every engine go on, and requests pass; under a shield of twice ``answer_s`` at most.
@@ -241,7 +241,7 @@ class EnginePool:
         finally:
             failed = [member for member in targets if member.confirmed is None and not member.lost]
             if failed and not self._paused:
-                await self._resume(failed)
+                await self._resume(failed)  # noqa: ASYNC102 - shielded there, with a deadline
 
     async def _resume(self, members: Iterable[_Member]) -> None:
         async def resume(member: _Member) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import torch
+from transformers import PreTrainedModel
 
 from backends.models.tokenizers import Tokenizer
 from protocols.adapters import UnknownAdapter, resolve
@@ -14,7 +15,7 @@ from protocols.sections import Site
 _one_at_a_time = threading.Lock()  # initializers draw from torch's one global generator
 
 
-def load_module(site: Site) -> torch.nn.Module:
+def load_module(site: Site) -> PreTrainedModel:
     """Build the job's model: a Hugging Face causal language model in float32 and eval mode.
 
     Random weights depend on ``site.seed`` alone; the global random state stays as it was. Blocks for
@@ -25,7 +26,7 @@ def load_module(site: Site) -> torch.nn.Module:
     """
     adapter, cfg = _model(site)
     with _one_at_a_time:
-        module: torch.nn.Module = adapter.load_module(cfg, site)
+        module: PreTrainedModel = adapter.load_module(cfg, site)
     return module.float().eval()
 
 

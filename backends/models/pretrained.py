@@ -50,7 +50,7 @@ def load_module(cfg: Config, site: Site) -> Any:
     logging.disable_progress_bar()
     try:
         return AutoModelForCausalLM.from_pretrained(_where(cfg, site), dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError) as exc:
+    except Exception as exc:  # each file format and each architecture has errors of its own
         raise UserError(f"model.path = {cfg.path!r}: the model cannot be loaded: {exc}") from exc
 
 
@@ -65,7 +65,7 @@ def load_tokenizer(cfg: Config, site: Site) -> Tokenizer:
     where = _where(cfg, site)
     try:
         inner = AutoTokenizer.from_pretrained(where)
-    except (OSError, ValueError) as exc:
+    except Exception as exc:  # as above
         raise UserError(f"model.path = {cfg.path!r}: the tokenizer cannot be loaded: {exc}") from exc
     return HuggingFaceTokenizer(inner, _stop_token_ids(where))
 

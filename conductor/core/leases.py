@@ -185,7 +185,8 @@ class LeaseTable:
         """Keep the receipt of finished rollouts until it is graded.
 
         Raises:
-            InvariantError: It is not the receipt of the running attempt, or not of all its samples.
+            InvariantError: It is not the receipt of the running attempt, or not of all its samples, or some
+                token has no weight version.
         """
         lease = self[receipt.lease_id]
         expected = (State.GENERATING, lease.attempt, lease.group_size)
@@ -194,6 +195,12 @@ class LeaseTable:
                 f"receipt of {receipt.lease_id} attempt {receipt.attempt} with {len(receipt.samples)} samples; "
                 f"the lease is {lease.state}, attempt {lease.attempt}, {lease.group_size} samples"
             )
+        for index, sample in enumerate(receipt.samples):
+            stamped = sum(segment.count for segment in sample.segments)
+            if stamped != sample.tokens:
+                raise InvariantError(
+                    f"sample {index} of {receipt.lease_id} has {sample.tokens} tokens, and versions for {stamped}"
+                )
         lease.receipt = receipt
 
     def apply(self, event: LedgerEvent) -> None:

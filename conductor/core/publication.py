@@ -6,19 +6,23 @@ from protocols.messages import RegistrationKey, WeightVersion
 
 
 class Publication:
-    """Staged, pending and confirmed weights of one registration.
+    """Pending and confirmed weights of one registration.
 
-    At most two stagings hold memory: the one being served and the newest one waiting.
+    At most three stagings hold memory: the one being served, the one being published and the newest one
+    waiting.
+
+    Attributes:
+        owners: The prefix of every owner that ``owner`` names.
     """
 
     def __init__(self, registration: RegistrationKey) -> None:
-        self._registration = registration
+        self.owners = f"weights/{registration.prefix}"
         self._pending: WeightsManifest | None = None
         self._serving: WeightsManifest | None = None
 
     def owner(self, version: WeightVersion) -> str:
         """Return who owns the payload of a version; the trailing slash keeps v1 apart from v10."""
-        return f"weights/{self._registration.prefix}v{version}/"
+        return f"{self.owners}v{version}/"
 
     @property
     def confirmed(self) -> WeightVersion | None:

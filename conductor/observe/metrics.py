@@ -16,13 +16,12 @@ class StepWindow:
     Attributes:
         dropped: Groups given up.
         filtered: Groups whose samples all earned the same, filtered.
-        short: Of these, groups that will not be replaced.
         failures: Failed attempts and masked samples, by class.
+        totals: The same over the whole run; ``take`` leaves them.
     """
 
     dropped: int = 0
     filtered: int = 0
-    short: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
     _rewards: list[float] = field(default_factory=list)
@@ -61,7 +60,7 @@ class StepWindow:
             "tokens/completion": float(sum(self._lengths)),
             "tokens/prompt": float(self._prompt_tokens),
         }
-        self.dropped = self.filtered = self.short = self._prompt_tokens = 0
+        self.dropped = self.filtered = self._prompt_tokens = 0
         self.failures.clear()
         self._rewards, self._parts, self._lengths = [], {}, []
         return metrics

@@ -22,7 +22,7 @@ async def run(ctx: RunContext, admitted: MemoryObjectSendStream[LeaseId]) -> Non
     while True:
         if ctx.readmitted:
             await admitted.send(ctx.readmitted.popleft())
-        elif not ctx.table.running and (exhausted or not ctx.admission.wants_more(accepted=ctx.table.accepted)):
+        elif not ctx.table.running and (exhausted or _trained_enough(ctx)):
             return
         elif not exhausted and _may_admit(ctx, held):
             held = held or await _draw(ctx)
@@ -35,6 +35,10 @@ async def run(ctx: RunContext, admitted: MemoryObjectSendStream[LeaseId]) -> Non
             ctx.changed.ring()
         else:
             await ctx.changed.wait()
+
+
+def _trained_enough(ctx: RunContext) -> bool:
+    return not ctx.admission.wants_more(committed=ctx.table.accounts.committed)
 
 
 def _may_admit(ctx: RunContext, held: Prompt | None) -> bool:

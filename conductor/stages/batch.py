@@ -30,12 +30,13 @@ async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[Dispat
         complete = _epoch_complete(ctx)
         if ctx.idle and (batch := _select(ctx, ready, complete=complete)):
             await _claim(ctx, batch, batches)
-        elif complete and not (ready and _trains_short(ctx)):
-            await drop_remainder(ctx, ready)
+        elif complete and not ready:
             if ctx.rollouts_done:
                 return
             ctx.gate.close()
             ctx.changed.ring()
+        elif complete and ctx.idle:
+            await drop_remainder(ctx, ready)
         else:
             await ctx.changed.wait()
 
@@ -55,29 +56,25 @@ def _epoch_complete(ctx: RunContext) -> bool:
 
 def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tuple[Lease, ...]:
     """Return the groups of the next batch, oldest first; none while it is not full."""
-    wanted = ctx.cfg.batch_groups - ctx.window.short
+    wanted = ctx.admission.wanted
     if wanted <= 0:
         raise BudgetExhausted(
             what="groups whose samples all earned the same, in one step",
-            spent=ctx.window.filtered,
+            spent=ctx.admission.filtered,
             allowed=ctx.cfg.filter_ceiling,
             field="filter.ceiling",
             last="the batch would be empty; filter.on_ceiling = 'keep' trains such groups as they are",
         )
     if len(ready) >= wanted:
         return ready[:wanted]
-    return ready if complete and _trains_short(ctx) else ()
-
-
-def _trains_short(ctx: RunContext) -> bool:
-    """Return whether what fills no batch is trained; what is carried over is too, where there is no next epoch."""
-    return ctx.cfg.remainder != "drop"
+    # what is carried over is trained too, where there is no next epoch
+    return ready if complete and ctx.cfg.remainder != "drop" else ()
 
 
 async def _claim(ctx: RunContext, batch: tuple[Lease, ...], batches: MemoryObjectSendStream[DispatchId]) -> None:
     dispatch_id = ctx.table.next_dispatch_id()
     ctx.idle = False
-    ctx.admission.forgiven += ctx.cfg.batch_groups - ctx.window.short - len(batch)
+    ctx.admission.claim(len(batch))
     leases = tuple(lease.lease_id for lease in batch)
     await ctx.record(Claimed(dispatch_id=dispatch_id, version=ctx.trained, leases=leases))
     await batches.send(dispatch_id)

@@ -52,9 +52,7 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         await graded.send(lease_id)
         return
     ctx.window.filtered += 1
-    if verdict == "filter_for_good":
-        ctx.window.short += 1
-        ctx.admission.forgiven += 1
+    ctx.admission.filter(replaced=verdict == "filter")
     prefix = prefix_of(ctx, lease)
     await ctx.record(event, Filtered(lease_id=lease_id, reason="equal_rewards"))
     await ctx.ports.backend.payloads.release(prefix)
@@ -98,7 +96,7 @@ def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:
     policy = ctx.cfg.filter
     if policy.equal_rewards == "keep" or len(rewards) == 1 or min(rewards) != max(rewards):
         return "train"
-    if ctx.window.filtered < ctx.cfg.filter_ceiling:
+    if ctx.admission.filtered < ctx.cfg.filter_ceiling:
         return "filter"
     if policy.on_ceiling == "keep":
         return "train"
@@ -106,7 +104,7 @@ def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:
         return "filter_for_good"
     raise BudgetExhausted(
         what="groups whose samples all earned the same, in one step",
-        spent=ctx.window.filtered + 1,
+        spent=ctx.admission.filtered + 1,
         allowed=ctx.cfg.filter_ceiling,
         field="filter.ceiling",
         last=f"all {len(rewards)} rewards are {rewards[0]:g}",

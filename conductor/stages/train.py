@@ -90,6 +90,7 @@ async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...],
         await ctx.ports.trainer.discard()
         raise PortFailed(f"{batch.dispatch_id} changed some of the parameters only; load the last checkpoint")
     if report.mutated == "no":
+        ctx.admission.unclaim(len(leases))
         await ctx.record(Unclaimed(dispatch_id=batch.dispatch_id))
         for lease in leases:
             await drop(ctx, lease, "step_changed_nothing", f"{batch.dispatch_id}: {report.metrics}")

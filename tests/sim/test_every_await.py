@@ -118,6 +118,7 @@ def test_cancelling_the_scope_at_any_await_leaves_no_error(worlds: list[World]) 
         assert outcome.cancelled or isinstance(outcome.value, RunResult), place
         assert outcome.seconds < LONGEST_S, place
         worlds[-1].assert_nothing_left()
+        assert not worlds[-1].scripted.payloads.held, place
 
 
 @pytest.mark.timeout(300)
@@ -162,4 +163,5 @@ def test_a_failing_port_call_ends_the_run_or_is_made_up_for(when: When, worlds: 
             assert call in {"RolloutExecutorPort.generate", "GraderPort.grade"}, place
         assert outcome.seconds < LONGEST_S, place
         worlds[-1].assert_nothing_left(gap=call == "LedgerPort.append" and when in {"before", "hang"})
+        assert not worlds[-1].scripted.payloads.held, place
     assert {"PromptSourcePort.draw", "TrainerPort.train_step", "LedgerPort.append"} <= calls

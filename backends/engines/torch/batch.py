@@ -63,7 +63,8 @@ class Running:
 class Batch:
     """State of the running rows in arrays, so that a step costs a few array operations however many run.
 
-    The rows are ``0 .. count - 1``; when some leave, the last ones take their places.
+    The rows are ``0 .. count - 1``; when some leave, the last ones take their places. A free row has
+    position 0 and sees that slot alone, so it may pad the batch.
 
     Args:
         model: What computes.
@@ -175,7 +176,6 @@ class Batch:
         rows, length = slice(first, self.count), len(request.prompt_ids)
         self._tokens[rows, :length] = request.prompt_ids
         self._mask[rows, :length] = 0
-        self._mask[rows, length:] = HIDDEN
         sampling, fresh = request.sampling, self._rows[rows]
         fresh["position"] = length - 1
         fresh["start"] = length
@@ -215,7 +215,7 @@ class Batch:
             for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
                 self.running[hole] = self.running[mover]
         del self.running[kept:]
-        self._rows["position"][kept:count] = 0  # rows that only pad read their first slot
+        self._rows["position"][kept:count] = 0  # a free row sees its first slot alone
         self._mask[kept:count, 1:] = HIDDEN
         self._laws = None
 

@@ -139,7 +139,7 @@ class TorchEngine:
         try:
             yield
         finally:
-            await self._thread.close(CLOSE_S)
+            await self._thread.close(CLOSE_S)  # noqa: ASYNC102 - shielded there, with this deadline
 
     def _refusal(self, request: GenerateRequest) -> ConductorError | None:
         names, live = _ids(request), len(self._live)

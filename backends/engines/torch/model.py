@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from backends.engines.torch.cache import Prompts, RowCache
 from protocols.errors import InvariantError, Problem, UserError
@@ -28,7 +28,7 @@ class CausalModel:
         UserError: The model was made for fewer tokens, or is of a kind that cannot be decoded here.
     """
 
-    def __init__(self, module: torch.nn.Module, *, context: int | None, deterministic: bool) -> None:
+    def __init__(self, module: PreTrainedModel, *, context: int | None, deterministic: bool) -> None:
         self.module = module
         self.context = _context(module.config, context)
         self.vocabulary: int = module.get_input_embeddings().num_embeddings  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]

@@ -131,7 +131,7 @@ class EngineThread:
             while self._act():
                 self._stepper.step()
                 self._send([])
-        except BaseException as exc:  # told to whoever waits
+        except BaseException as exc:  # noqa: ASYNC103 - a thread: nobody above it could catch it
             cause = f"{type(exc).__name__}: {exc}"
             log.exception("engine.failed", worker=self._worker)
             self._call_loop(self._lose, cause)

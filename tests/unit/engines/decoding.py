@@ -1,7 +1,7 @@
 """Decoders over small models, for tests that need no thread."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ class Decoding:
 
     def __init__(self, model: Section, *, slots: int = 256, context: int | None = None, deterministic: bool = False):
         self.module = load_module(site(model))
-        self.shapes: list[tuple[int, int]] = []
+        self.shapes: list[tuple[int, ...]] = []
         self.module.register_forward_pre_hook(self._note, with_kwargs=True)
         causal = CausalModel(self.module, context=context, deterministic=deterministic)
         self.decoder = Decoder(causal, slots=slots, deterministic=deterministic)
@@ -46,6 +46,12 @@ class Decoding:
             self.collect(results)
         return results
 
+    def ended(self) -> list[Ended]:
+        """Return the calls that ended since the last time without finishing."""
+        results = Results({}, [])
+        self.collect(results)
+        return results.ended
+
     def collect(self, results: "Results") -> None:
         for event in self.decoder.take_events():
             match event:
@@ -63,7 +69,7 @@ class Results(NamedTuple):
 
 
 def asks(
-    prefix: str, prompt: Sequence[int], *, samples: int = 1, stops: tuple[int, ...] = (), **sampling: float
+    prefix: str, prompt: Sequence[int], *, samples: int = 1, stops: tuple[int, ...] = (), **sampling: Any
 ) -> GenerateRequest:
     """Return a request; ``sampling`` are the fields of ``Sampling``, 8 tokens if they do not say otherwise."""
     values = {"max_tokens": 8, **sampling}
@@ -72,7 +78,7 @@ def asks(
         samples=tuple(
             SampleRequest(request_id=f"{prefix}{index}/0", stream=f"{prefix}{index}") for index in range(samples)
         ),
-        sampling=Sampling(**values),  # pyright: ignore[reportArgumentType]
+        sampling=Sampling(**values),
         stop_token_ids=stops,
     )
 

@@ -1,6 +1,7 @@
 """The decoder against plain forward passes of the same model."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tests.support.batches import GPT2, LLAMA, VOCABULARY
 from tests.unit.engines.decoding import Decoding, Results, asks, plain_logprobs
 
 MODELS = pytest.mark.parametrize("model", [pytest.param(GPT2, id="gpt2"), pytest.param(LLAMA, id="llama")])
-EQUAL = {"atol": 2e-5, "rtol": 0.0}
+EQUAL: dict[str, Any] = {"atol": 2e-5, "rtol": 0.0}
 
 
 def crowd(seed: int, count: int) -> list[GenerateRequest]:
@@ -213,8 +214,8 @@ def test_an_abort_that_overtakes_its_request_wins() -> None:
     decoding.decoder.abort("L1/0/")
     decoding.join(asks("L1/0/", [1, 2]))
     assert not decoding.decoder.busy
-    [event] = decoding.decoder.take_events()
-    assert isinstance(event.error, Aborted)
+    [ended] = decoding.ended()
+    assert isinstance(ended.error, Aborted)
 
 
 def test_a_finished_sample_is_not_live_while_its_call_goes_on() -> None:
@@ -237,7 +238,7 @@ def test_a_dropped_call_is_gone_and_may_be_dropped_twice() -> None:
     decoding.decoder.drop(call)
     decoding.decoder.drop(call)
     assert not decoding.decoder.busy
-    assert [(event.call, event.error) for event in decoding.decoder.take_events()] == [(call, None)]
+    assert [(ended.call, ended.error) for ended in decoding.ended()] == [(call, None)]
 
 
 def test_a_paused_decoder_has_nothing_to_do() -> None:

@@ -1,16 +1,22 @@
 """From logits to tokens."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from backends.engines.torch.sampling import Laws, keep_likeliest
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12)
+
+
+def floats(values: list[float]) -> NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)
 
 
 def laws(rows: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Laws:
@@ -21,11 +27,11 @@ def laws(rows: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int 
     )
 
 
-def drawn_evenly(logits: list[float], count: int, **law: float) -> np.ndarray:
+def drawn_evenly(logits: list[float], count: int, **law: Any) -> NDArray[np.float64]:
     """Return the share of each token over evenly spread uniform numbers."""
     uniforms = ((np.arange(count) + 0.5) / count).astype(np.float32)
     rows = torch.tensor(logits).expand(count, -1)
-    tokens, _ = laws(count, **law).draw(rows, uniforms)  # pyright: ignore[reportArgumentType]
+    tokens, _ = laws(count, **law).draw(rows, uniforms)
     return np.bincount(tokens, minlength=len(logits)) / count
 
 
@@ -62,7 +68,7 @@ def test_log_probabilities_are_those_before_any_cut(
     logits: list[float], temperature: float, top_p: float, top_k: int
 ) -> None:
     row = torch.tensor([logits])
-    tokens, logprobs = laws(1, temperature=temperature, top_p=top_p, top_k=top_k).draw(row, np.float32([0.4]))
+    tokens, logprobs = laws(1, temperature=temperature, top_p=top_p, top_k=top_k).draw(row, floats([0.4]))
     want = (row / temperature).log_softmax(-1)[0, tokens[0]]
     assert logprobs[0] == pytest.approx(float(want), abs=1e-5)
 
@@ -70,7 +76,7 @@ def test_log_probabilities_are_those_before_any_cut(
 @given(LOGITS)
 def test_temperature_zero_takes_the_likeliest_at_its_plain_probability(logits: list[float]) -> None:
     row = torch.tensor([logits])
-    tokens, logprobs = laws(1, temperature=0.0).draw(row, np.float32([0.999]))
+    tokens, logprobs = laws(1, temperature=0.0).draw(row, floats([0.999]))
     assert tokens[0] == int(row.argmax())
     assert logprobs[0] == pytest.approx(float(row.log_softmax(-1)[0, tokens[0]]), abs=1e-5)
 
@@ -87,11 +93,18 @@ def test_a_token_without_a_chance_is_never_drawn(uniform: float) -> None:
     assert np.isfinite(logprobs).all()
 
 
+def test_of_equally_likely_tokens_the_first_are_kept() -> None:
+    """An order that the sorting routine is free to choose would not be the same on the next machine."""
+    chances = torch.full((3, 5000), 1 / 5000)
+    kept = keep_likeliest(chances, torch.full((3, 1), 7), torch.ones(3, 1))
+    assert all(row.nonzero()[:, 0].tolist() == list(range(7)) for row in kept)
+
+
 def test_each_row_follows_its_own_law() -> None:
     """A row's draw must not depend on whether its neighbours are cut, scaled or greedy."""
     logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(1)) * 3
-    uniforms = np.float32([0.1, 0.5, 0.7, 0.9])
-    temperature, top_p, top_k = np.float32([1, 0, 0.5, 1]), np.float32([1, 1, 0.7, 0.9]), np.int64([0, 0, 0, 5])
+    uniforms = floats([0.1, 0.5, 0.7, 0.9])
+    temperature, top_p, top_k = floats([1, 0, 0.5, 1]), floats([1, 1, 0.7, 0.9]), np.array([0, 0, 0, 5])
     together, _ = Laws(temperature, top_p, top_k).draw(logits, uniforms)
     for row in range(4):
         one = slice(row, row + 1)
@@ -101,4 +114,4 @@ def test_each_row_follows_its_own_law() -> None:
 
 def test_logits_that_are_not_finite_are_an_error() -> None:
     with pytest.raises(FloatingPointError):
-        laws(1).draw(torch.tensor([[1.0, math.nan, 2.0]]), np.float32([0.9]))
+        laws(1).draw(torch.tensor([[1.0, math.nan, 2.0]]), floats([0.9]))
