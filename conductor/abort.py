@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from conductor.context import RunContext
 from conductor.core.leases import Lease, State
-from protocols.aio import bounded_shield
+from protocols.aio import bounded_shield, deadline
 from protocols.errors import BudgetExhausted, ConductorError, PortFailed
 from protocols.inference import AbortReport
 from protocols.ledger import AbortConfirmed, Aborting, Committed, Dropped, LedgerEvent, Readmitted, Unclaimed
@@ -92,7 +92,8 @@ async def settle_run(ctx: RunContext) -> None:
     """Abort whatever a run that ends early still has lent out, and release all that it stored.
 
     Aborted leases stay open, to be readmitted. One abort by the registration's prefix reaches every attempt.
-    Each act is tried whatever became of those before it. The caller shields it.
+    Each act is tried whatever became of those before it, and a ledger that hangs leaves time for the abort.
+    The caller shields it.
 
     Raises:
         Exception: The first act that failed, the others as notes.
@@ -101,17 +102,18 @@ async def settle_run(ctx: RunContext) -> None:
     stopped = False
     failed: list[Exception] = []
     if ctx.table.accounts.open:
-        with _tried(failed):
+        with _tried(failed), deadline("writing what is aborted", ctx.cfg.deadlines.abort / 2):
             await ctx.record(*_intents(ctx))
         with _tried(failed):
             stopped = await _stop(ctx, prefix)
+    for owner in (prefix, ctx.publication.owners):
+        with _tried(failed):
+            await ctx.ports.backend.payloads.release(owner)
+    if ctx.table.accounts.open:
         with _tried(failed):
             await _settle_dispatches(ctx)
         with _tried(failed):
             await ctx.record(*_intents(ctx))
-    for owner in (prefix, ctx.publication.owners):
-        with _tried(failed):
-            await ctx.ports.backend.payloads.release(owner)
     if stopped:
         with _tried(failed):
             aborting = ctx.table.in_state(State.ABORTING)

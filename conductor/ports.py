@@ -16,7 +16,9 @@ from protocols.training import TrainerPort
 class Workloads:
     """Workloads made by hand; what is None comes from the job's section.
 
-    Their maker opens and closes them. What they share (a payload store) is theirs to share.
+    Their maker opens and closes them. Those that use a payload store need a ``Backend`` with that store beside
+    them, for the run releases payloads there. Engines and executors remember what was aborted: another run over
+    the same ones needs another ``registration``.
     """
 
     prompts: PromptSourcePort | None = None

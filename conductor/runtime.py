@@ -23,7 +23,6 @@ from conductor.ports import Ports, Workloads
 from conductor.result import RunResult
 from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
-from protocols.aio import bounded_shield
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Stalled
 from protocols.messages import DispatchId, LeaseId, WeightVersion
@@ -102,7 +101,7 @@ async def conduct(ctx: RunContext) -> RunResult:
     finally:
         if ctx.cfg.freeze_gc:
             gc.unfreeze()
-        with bounded_shield(ctx.cfg.deadlines.abort) as scope:
+        with anyio.move_on_after(ctx.cfg.deadlines.abort, shield=True) as scope:
             await _settle(ctx, error)
         if scope.cancelled_caught:
             ctx.log.error("abort.timed_out", deadline_s=ctx.cfg.deadlines.abort, open=ctx.table.accounts.open)

@@ -8,8 +8,8 @@ from protocols.messages import RegistrationKey, WeightVersion
 class Publication:
     """Pending and confirmed weights of one registration.
 
-    At most three stagings hold memory: the one being served, the one being published and the newest one
-    waiting.
+    Three stagings hold memory at most: the one being served, the one being published and the newest one
+    waiting; while that one is superseded, four.
 
     Attributes:
         owners: The prefix of every owner that ``owner`` names.

@@ -5,6 +5,7 @@ reward is masked and counted; a group with fewer than two rewards is dropped (on
 sample); a group whose rewards are all equal is filtered, up to the ceiling.
 """
 
+import math
 from typing import Literal
 
 import anyio
@@ -89,6 +90,8 @@ def _check(request: GradeRequest, report: GradeReport) -> None:
             f"grades of {report.lease_id} attempt {report.attempt} ({len(report.grades)} of them) "
             f"for {request.lease_id} attempt {request.attempt} ({len(request.samples)} asked for)"
         )
+    if not all(math.isfinite(grade.reward) for grade in report.grades if isinstance(grade, Grade)):
+        raise InvariantError(f"a reward of {report.lease_id} is not finite: {report.grades}")
 
 
 def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:

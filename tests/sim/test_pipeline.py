@@ -81,6 +81,22 @@ async def test_no_batch_mixes_two_epochs(remainder: str) -> None:
         assert len({int(group.lease_id[1:]) // 10 for group in batch.groups}) == 1
 
 
+async def test_full_batches_that_wait_for_the_trainer_are_no_remainder() -> None:
+    """I36: while a long step ran, the end of an epoch dropped whole batches together with the remainder."""
+    scripted = scripted_workloads(ScriptedPrompts(10, epochs=3), step_s=50.0)
+    result = await run_scripted(run_config(steps=100, batch_groups=4, max_age=3, remainder="drop"), scripted)
+    assert batch_sizes(scripted) == [4] * 6
+    assert result.dropped == {"remainder": 6}
+
+
+async def test_the_last_batches_are_trained_when_the_remainder_is_dropped() -> None:
+    """I56: the run wanted no more groups, so those that waited for the trainer were a remainder."""
+    scripted = scripted_workloads(100, step_s=50.0)
+    result = await run_scripted(run_config(steps=4, max_age=3, remainder="drop"), scripted)
+    assert batch_sizes(scripted) == [2] * 4
+    assert result.dropped == {}
+
+
 async def test_max_age_zero_is_a_plain_synchronous_loop() -> None:
     """I32, law 4: batches of prompts in order, every token made by the weights that are trained."""
     scripted = scripted_workloads(40, duration_s=uneven)
@@ -171,6 +187,21 @@ async def test_past_the_ceiling_a_short_batch_is_trained() -> None:
     assert batch_sizes(scripted) == [2, 3, 3, 2]
     assert result.accounts.admitted == 16
     assert metric(result, "age/max") == [0.0] * 4
+
+
+def equal_every_other(request: GradeRequest) -> list[Grade | GradeFault]:
+    return all_equal(request) if request.prompt.position % 2 else alternating(request)
+
+
+@pytest.mark.parametrize("max_age", [1, 3])
+async def test_a_group_filtered_while_a_step_runs_makes_the_next_batch_short(max_age: int) -> None:
+    """Law 1: it was forgotten when the step ended, and the next batch waited for a group that never came."""
+    scripted = scripted_workloads(1000, rewards=equal_every_other, step_s=3.0)
+    short = FilterConfig(ceiling=0, on_ceiling="short")
+    result = await run_scripted(run_config(steps=20, batch_groups=8, slots=4, max_age=max_age, filter=short), scripted)
+    assert len(batch_sizes(scripted)) == 20
+    assert result.accounts.admitted == 160
+    assert result.accounts.filtered == 80
 
 
 @pytest.mark.parametrize("policy", ["fail", "short"])
@@ -294,6 +325,8 @@ async def test_nothing_is_left_behind() -> None:
     await run_scripted(run_config(steps=4, batch_groups=4, max_age=2), scripted)
     assert scripted.executor.live == frozenset()
     assert await scripted.payloads.owners() == frozenset()
+    attempts = {lease.prefix for lease in scripted.executor.leases}
+    assert attempts <= set(scripted.payloads.released), "a payload was kept until the run ended"
 
 
 async def test_the_ledger_alone_proves_the_books() -> None:

@@ -44,6 +44,37 @@ def test_a_short_batch_counts_as_a_whole_one() -> None:
     assert law.grants(accepted=14, running=0) == 16
 
 
+def test_a_filtered_group_that_is_not_replaced_counts_until_its_batch_is_claimed_and_after() -> None:
+    """I64: the step is one group short; the version after it is granted a batch, and no group more."""
+    law = admission(slots=64, batch=4, max_age=0)
+    law.filter(replaced=True)
+    assert (law.wanted, law.grants(accepted=0, running=3)) == (4, 1)
+    law.filter(replaced=False)
+    assert (law.wanted, law.grants(accepted=0, running=3)) == (3, 0)
+    law.claim(3)
+    assert (law.wanted, law.grants(accepted=3, running=0)) == (4, 0)
+    law.version = 1
+    assert law.grants(accepted=3, running=0) == 4
+
+
+def test_a_batch_whose_step_did_not_happen_is_granted_again() -> None:
+    """Law 1: what a short batch was short of is forgiven only if it is trained."""
+    law = admission(slots=64, batch=4, max_age=0)
+    law.claim(1)
+    assert law.grants(accepted=1, running=0) == 0
+    law.unclaim(1)
+    assert law.grants(accepted=0, running=0) == 4
+
+
+def test_a_run_wants_more_until_its_last_batch_is_committed() -> None:
+    """I56: groups that are accepted may still be given up by their step."""
+    law = admission(slots=64, batch=4, max_age=0, target=8)
+    law.claim(2)
+    assert law.wants_more(committed=2)
+    assert law.wants_more(committed=5)
+    assert not law.wants_more(committed=6)
+
+
 def test_recovery_counts_what_was_accepted() -> None:
     """AReaL: after a recovery at version v, accepted is v * batch, and one window is granted."""
     law = admission(slots=100, batch=4, max_age=2, version=5)

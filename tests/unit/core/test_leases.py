@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,6 +149,17 @@ def test_a_receipt_without_all_samples_is_refused() -> None:
     table = table_after(*PATH_TO[State.GENERATING])
     with pytest.raises(InvariantError, match="1 samples"):
         table.deliver(receipt(L0, samples=1))
+
+
+def test_a_token_without_a_version_is_refused() -> None:
+    """I31, verl PR#7568: samples came without a stamp, and the age metric was wrong."""
+    table = LeaseTable()
+    for event in PATH_TO[State.GENERATING]:
+        table.apply(event)
+    unstamped = msgspec.structs.replace(SAMPLE, tokens=2)
+    late = msgspec.structs.replace(receipt(L0), samples=(SAMPLE, unstamped))
+    with pytest.raises(InvariantError, match="sample 1 of L0 has 2 tokens, and versions for 1"):
+        table.deliver(late)
 
 
 @given(data=st.data())
