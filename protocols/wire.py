@@ -39,7 +39,7 @@ def client(port: type[P], send: Send) -> P:
 
 
 class _Failure(msgspec.Struct, frozen=True, kw_only=True):
-    error: str
+    error: tuple[str, ...]  # its class and those above it, the nearest first
     facts: dict[str, Any]
 
 
@@ -77,14 +77,15 @@ class Codec:
 
 
 def encode_error(error: ConductorError) -> bytes:
-    """Encode an error by class name and attributes."""
-    return msgspec.msgpack.encode(_Failure(error=type(error).__name__, facts=vars(error)))
+    """Encode an error by its classes' names and its attributes."""
+    names = tuple(known.__name__ for known in type(error).__mro__ if issubclass(known, ConductorError))
+    return msgspec.msgpack.encode(_Failure(error=names, facts=vars(error)))
 
 
 def decode_error(data: bytes) -> ConductorError:
-    """Rebuild an error that ``encode_error`` encoded; an unknown class becomes ``ConductorError``."""
+    """Rebuild an error that ``encode_error`` encoded; a user's own class becomes the nearest one known here."""
     failure = msgspec.msgpack.decode(data, type=_Failure)
-    found = getattr(errors, failure.error, ConductorError)
+    found: type[ConductorError] = next(getattr(errors, name) for name in failure.error if hasattr(errors, name))
     error = found.__new__(found)
     facts = dict(failure.facts)
     if "problems" in facts:

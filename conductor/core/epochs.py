@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from protocols.errors import Stalled
+
 
 @dataclass(kw_only=True)
 class EpochGate:
@@ -12,11 +14,15 @@ class EpochGate:
         remainder: What becomes of groups at the end of an epoch that do not fill a batch.
         epoch: The epoch whose prompts are admitted.
         ended: The source has no further prompt for it.
+        last: The source is empty.
+        progress: Batches claimed and groups filtered when an epoch closed last.
     """
 
     remainder: Literal["train", "drop", "carry"]
     epoch: int | None = None
     ended: bool = False
+    last: bool = False
+    progress: int = 0
 
     def offer(self, epoch: int) -> bool:
         """Return whether a prompt of ``epoch`` may be admitted now; if not, the open epoch has ended."""
@@ -27,9 +33,19 @@ class EpochGate:
 
     def exhaust(self) -> None:
         """The source is empty: the open epoch is the last one."""
-        self.ended = True
+        self.ended = self.last = True
 
-    def close(self) -> None:
-        """All groups of the ended epoch are claimed or settled: the next one may begin."""
+    def close(self, *, progress: int) -> None:
+        """All groups of the ended epoch are claimed or settled: the next one, if there is one, may begin.
+
+        Args:
+            progress: Batches claimed and groups filtered so far, in the whole run.
+
+        Raises:
+            Stalled: The epoch added none: the next one would not either, and the run would never end.
+        """
+        if progress == self.progress and not self.last:
+            raise Stalled(f"epoch {self.epoch} trained nothing: its groups were dropped, or fill no batch")
+        self.progress = progress
         self.epoch = None
         self.ended = False

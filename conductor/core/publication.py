@@ -24,11 +24,6 @@ class Publication:
         """Return who owns the payload of a version; the trailing slash keeps v1 apart from v10."""
         return f"{self.owners}v{version}/"
 
-    @property
-    def confirmed(self) -> WeightVersion | None:
-        """The version that the engines serve."""
-        return None if self._serving is None else self._serving.version
-
     def stage(self, manifest: WeightsManifest) -> WeightsManifest | None:
         """Take newly staged weights; return what they supersede before it was published.
 

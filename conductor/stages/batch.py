@@ -33,7 +33,7 @@ async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[Dispat
         elif complete and not ready:
             if ctx.rollouts_done:
                 return
-            ctx.gate.close()
+            ctx.gate.close(progress=ctx.table.dispatched + ctx.table.accounts.filtered)
             ctx.changed.ring()
         elif complete and ctx.idle:
             await drop_remainder(ctx, ready)
@@ -57,7 +57,7 @@ def _epoch_complete(ctx: RunContext) -> bool:
 def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tuple[Lease, ...]:
     """Return the groups of the next batch, oldest first; none while it is not full."""
     wanted = ctx.admission.wanted
-    if wanted <= 0:
+    if wanted <= 0 and not ready and not ctx.table.running:
         raise BudgetExhausted(
             what="groups whose samples all earned the same, in one step",
             spent=ctx.admission.filtered,
@@ -65,8 +65,8 @@ def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tup
             field="filter.ceiling",
             last="the batch would be empty; filter.on_ceiling = 'keep' trains such groups as they are",
         )
-    if len(ready) >= wanted:
-        return ready[:wanted]
+    if ready and len(ready) >= wanted:
+        return ready[: max(1, wanted)]
     # what is carried over is trained too, where there is no next epoch
     return ready if complete and ctx.cfg.remainder != "drop" else ()
 

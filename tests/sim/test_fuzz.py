@@ -159,7 +159,7 @@ def assert_may_end_early(world: World, error: ConductorError) -> None:
     assert error.exit_code == 3
     troubles = {fate.trouble for fate in world.fates}
     if isinstance(error, Stalled):
-        assert "no step was trained" in str(error)
+        assert any(text in str(error) for text in ("no step was trained", "trained nothing"))
         return
     assert isinstance(error, BudgetExhausted)
     blamed = {

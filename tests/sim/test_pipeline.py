@@ -357,3 +357,39 @@ async def test_weights_that_nobody_confirms_end_the_run() -> None:
     scripted.inference._confirms = lambda _, version: version < 1
     with pytest.raises(Stalled, match="no member confirmed version 1"):
         await run_scripted(run_config(), scripted)
+
+
+async def test_an_endless_source_that_never_fills_a_batch_ends_the_run() -> None:
+    """I14: five prompts an epoch, two of them bad, a batch of four, and the rest of each epoch dropped."""
+
+    def failure(lease: RolloutLease) -> ConductorError | None:
+        return PromptTooLong(tokens=99, context=32) if lease.prompt.position % 5 < 2 else None
+
+    scripted = scripted_workloads(ScriptedPrompts(5, epochs=None), failure=failure)
+    with pytest.raises(Stalled, match="epoch 0 trained nothing"):
+        await run_scripted(run_config(batch_groups=4, remainder="drop"), scripted)
+
+
+async def test_a_slow_publish_does_not_hold_up_the_trainer() -> None:
+    """DESIGN.md, publishing: the newest wins, versions that were overtaken are skipped."""
+    scripted = scripted_workloads(200, step_s=1.0, publish_s=10.0)
+    result = await run_scripted(run_config(steps=10, batch_groups=4, max_age=8), scripted)
+    published = [manifest.version for manifest in scripted.inference.published]
+    assert published[0] == 0
+    assert published[-1] == 10
+    assert len(published) < 6
+    assert sum(metric(result, "time/train_s")) == pytest.approx(10.0)
+    assert await scripted.payloads.owners() == frozenset()
+
+
+async def test_short_batches_at_an_age_wait_for_the_groups_that_still_come() -> None:
+    """I64: a batch's worth of equal groups came first, and good ones were still being generated."""
+
+    def rewards(request: GradeRequest) -> list[Grade | GradeFault]:
+        return all_equal(request) if request.prompt.position < 4 else alternating(request)
+
+    scripted = scripted_workloads(100, rewards=rewards, duration_s=lambda lease: 1.0 + lease.prompt.position)
+    cfg = run_config(steps=2, batch_groups=4, max_age=1, filter=FilterConfig(ceiling=0, on_ceiling="short"))
+    result = await run_scripted(cfg, scripted)
+    assert result.steps == 2
+    assert batch_sizes(scripted)[0] == 1

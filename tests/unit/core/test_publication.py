@@ -21,7 +21,7 @@ def test_weights_that_were_overtaken_are_handed_back_for_release() -> None:
     assert publication.take() == manifest(2)
     assert publication.take() is None
     assert publication.confirm(manifest(2)) is None
-    assert publication.confirmed == 2
+    assert publication.confirm(manifest(3)) == manifest(2)
 
 
 def test_versions_only_grow() -> None:
