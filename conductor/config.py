@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from conductor.algorithms.table import Algorithm
 from protocols.inference import Sampling
 from protocols.messages import Message, RegistrationKey
 from protocols.sections import Section
@@ -90,7 +91,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
     max_age: Annotated[int, Meta(ge=0)] = 0
     slots: PositiveInt | None = None
     remainder: Literal["train", "drop", "carry"] = "train"
-    algorithm: Literal["grpo"] = "grpo"
+    algorithm: Algorithm = "grpo"
     attempts: PositiveInt = 3
     max_dropped: Annotated[float, Meta(ge=0, le=1)] = 0.5
     filter: FilterConfig = FilterConfig()

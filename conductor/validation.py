@@ -19,7 +19,6 @@ SECTIONS = ("model", "prompts", "reward", "episode", "engine", "train", "backend
 """Sections with one adapter each, in the order in which their problems are listed."""
 
 _USE_THE_MODEL = ("episode", "engine", "train")
-_GROUP_RELATIVE = frozenset({"grpo"})
 _CONTEXT_NAMES = ("n_positions", "max_position_embeddings")
 
 
@@ -94,7 +93,7 @@ def _absolute(job_dir: str | None) -> Path:
 
 
 def _one_sample(group_size: int, algorithm: str) -> Iterable[Problem]:
-    if group_size == 1 and algorithm in _GROUP_RELATIVE:
+    if group_size == 1:
         why = f"'{algorithm}' compares the samples of a group, and one has nothing to compare with"
         yield Problem(field="group_size", value="1", why=why, mend="give at least 2")
 

@@ -4,8 +4,6 @@ Each line is an object. One field is the prompt: text, a list of chat messages `
 list of token ids. All other fields are handed to the reward function by name. Blank lines do not count.
 """
 
-import hashlib
-import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -14,15 +12,14 @@ from typing import Annotated
 import anyio
 import anyio.to_thread
 import msgspec
-from anyio.lowlevel import checkpoint
 from msgspec import Meta
 
 from backends.prompts._content import prompt_of
 from backends.prompts._lines import Lines
+from backends.prompts._records import RecordPrompts, Records
 from protocols.adapters import Host
 from protocols.errors import BadPrompt, Problem, UserError
 from protocols.messages import Message
-from protocols.prompts import Prompt, PromptSourcePort, SourceState
 from protocols.sections import Site
 
 _SHOWN = 3  # bad lines that are reported one by one
@@ -44,71 +41,35 @@ class Config(Message, frozen=True, kw_only=True):
     prompt_field: str = "prompt"
 
 
-class JsonlPrompts:
-    """Draws the lines of a file, in its order or in one that seed and epoch decide.
+class JsonlRecords:
+    """The lines of a file as records.
 
     Args:
-        lines: The file, at least one line.
-        cfg: How to draw.
-        seed: Seed of the run.
+        lines: At least one.
+        path: As the job names the file.
     """
 
-    def __init__(self, lines: Lines, cfg: Config, seed: int) -> None:
+    def __init__(self, lines: Lines, path: str) -> None:
         self._lines = lines
-        self._cfg = cfg
-        self._seed = seed
-        self._position = 0
-        self._shuffled: tuple[int, list[int]] = (-1, [])
+        self._path = path
 
-    async def draw(self) -> Prompt | None:
-        """Return the next prompt; see ``PromptSourcePort.draw``."""
-        await checkpoint()
-        epoch = self._position // len(self._lines)
-        if self._cfg.epochs is not None and epoch >= self._cfg.epochs:
-            return None
-        number, data = await anyio.to_thread.run_sync(self._read, self._position)
-        position, self._position = self._position, self._position + 1
-        try:
-            return prompt_of(parse_line(data), self._cfg.prompt_field, position=position, epoch=epoch)
-        except BadPrompt as exc:
-            raise BadPrompt(f"{self._cfg.path}, line {number}: {exc.message}") from exc
-
-    def _read(self, position: int) -> tuple[int, bytes]:
-        epoch, index = divmod(position, len(self._lines))
-        if self._cfg.shuffle:
-            index = self._order(epoch)[index]
-        return self._lines.read(index)
-
-    def _order(self, epoch: int) -> list[int]:
-        if self._shuffled[0] != epoch:
-            order = list(range(len(self._lines)))
-            random.Random(f"{self._seed}/prompts/{epoch}").shuffle(order)
-            self._shuffled = (epoch, order)
-        return self._shuffled[1]
-
-    async def state(self) -> SourceState:
-        """Return where the source stands."""
-        await checkpoint()
-        return SourceState(position=self._position, seed=self._seed)
-
-    async def restore(self, state: SourceState) -> None:
-        """Continue from ``state``; see ``PromptSourcePort.restore``."""
-        await checkpoint()
-        if state.seed != self._seed:
-            raise UserError(f"the prompts were drawn with seed {state.seed}, the job has seed {self._seed}")
-        self._position = state.position
-
-    async def fingerprint(self) -> str:
-        """Return a digest of the file, the prompt field and what the order depends on."""
-        await checkpoint()
-        order = f"seed {self._seed}" if self._cfg.shuffle else "as in the file"
-        named = f"{self._lines.digest}/{self._cfg.prompt_field}/{order}"
-        return hashlib.sha256(named.encode()).hexdigest()
-
-    async def epoch_length(self) -> int | None:
-        """Return the number of lines."""
-        await checkpoint()
+    def __len__(self) -> int:
         return len(self._lines)
+
+    def read(self, index: int) -> dict[str, object]:
+        """Parse a line; see ``Records.read``."""
+        return parse_line(self._lines.read(index)[1])
+
+    def where(self, index: int) -> str:
+        """Return the file and the number of the line."""
+        return f"{self._path}, line {self._lines.read(index)[0]}"
+
+    def digest(self) -> str:
+        """Return the file's own digest."""
+        return self._lines.digest
+
+
+_: type[Records] = JsonlRecords
 
 
 def parse_line(data: bytes) -> dict[str, object]:
@@ -153,7 +114,7 @@ def _path(cfg: Config, site: Site) -> Path:
 
 
 @asynccontextmanager
-async def open(cfg: Config, host: Host) -> AsyncGenerator[JsonlPrompts]:  # noqa: A001 - the adapters' common name
+async def open(cfg: Config, host: Host) -> AsyncGenerator[RecordPrompts]:  # noqa: A001 - the adapters' common name
     """Open the file and find its lines, off the loop.
 
     Raises:
@@ -167,7 +128,10 @@ async def open(cfg: Config, host: Host) -> AsyncGenerator[JsonlPrompts]:  # noqa
             raise UserError(f"prompts.path = {cfg.path!r} cannot be read: {exc}") from exc
         if len(lines) == 0:
             raise UserError(f"prompts.path = {cfg.path!r} has no lines")
-        yield JsonlPrompts(lines, cfg, host.site.seed)
-
-
-_: type[PromptSourcePort] = JsonlPrompts
+        yield RecordPrompts(
+            JsonlRecords(lines, cfg.path),
+            prompt_field=cfg.prompt_field,
+            epochs=cfg.epochs,
+            shuffle=cfg.shuffle,
+            seed=host.site.seed,
+        )

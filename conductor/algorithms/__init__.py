@@ -1,1 +1,1 @@
-"""Pure arithmetic on the rewards of one group: rewards in, advantages out."""
+"""Pure arithmetic on rewards: rewards in, advantages out. One module an algorithm; ``table.py`` names them."""

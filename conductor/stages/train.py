@@ -11,7 +11,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from conductor.abort import drop, prefix_of
-from conductor.algorithms.grpo import advantages
+from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
 from conductor.core.leases import Lease
 from conductor.observe.metrics import age_metrics
@@ -60,19 +60,20 @@ def _wait_for_batch(ctx: RunContext) -> None:
 
 def batch_lease(ctx: RunContext, dispatch_id: DispatchId, leases: tuple[Lease, ...]) -> BatchLease:
     """Bind the claimed groups to the trainer's version, with an advantage for every sample."""
+    rewards = [[grade.reward for grade in lease.grades if isinstance(grade, Grade)] for lease in leases]
+    advantages = ALGORITHMS[ctx.cfg.algorithm](rewards)
     return BatchLease(
         dispatch_id=dispatch_id,
         registration=ctx.cfg.registration,
         version=ctx.trained,
-        groups=tuple(_row(lease) for lease in leases),
+        groups=tuple(map(_row, leases, advantages)),
     )
 
 
-def _row(lease: Lease) -> GroupRow:
-    """Return the row of one group; samples without a reward weigh nothing."""
-    scored = [index for index, grade in enumerate(lease.grades) if isinstance(grade, Grade)]
-    rewards = [grade.reward for grade in lease.grades if isinstance(grade, Grade)]
-    by_sample = dict(zip(scored, advantages(rewards), strict=True))
+def _row(lease: Lease, advantages: tuple[float, ...]) -> GroupRow:
+    """Return the row of one group, given the advantages of its graded samples; the others weigh nothing."""
+    graded = [index for index, grade in enumerate(lease.grades) if isinstance(grade, Grade)]
+    by_sample = dict(zip(graded, advantages, strict=True))
     return GroupRow(
         lease_id=lease.lease_id,
         attempt=lease.attempt,

@@ -1,5 +1,6 @@
 """What every prompt source keeps to."""
 
+import importlib
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -10,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends.prompts import function, jsonl
+from backends.prompts import datasets, function, jsonl, reasoning_gym
 from protocols.adapters import Host
 from protocols.errors import DataFault, UserError
-from protocols.prompts import Prompt, PromptSourcePort, SourceState, TextPrompt
+from protocols.prompts import ChatPrompt, Prompt, PromptSourcePort, SourceState, TextPrompt
 from protocols.sections import Site
 from protocols.wire import over_codec
 from tests.support.scripted.payloads import ScriptedPayloads
@@ -65,6 +66,39 @@ def _function(folder: Path) -> OpenSource:
     return opened
 
 
+def _datasets(folder: Path) -> OpenSource:
+    hugging_face = pytest.importorskip("datasets", reason=datasets.INSTALL)
+
+    @asynccontextmanager
+    async def opened(
+        count: int, *, epochs: int | None = 1, seed: int = 0, bad: tuple[int, ...] = ()
+    ) -> AsyncGenerator[PromptSourcePort]:
+        path = folder / f"prompts_{count}_{'_'.join(map(str, bad))}"
+        if not path.exists():
+            rows = [{"prompt": "" if index in bad else f"p{index}", "answer": index} for index in range(count)]
+            hugging_face.Dataset.from_list(rows).save_to_disk(str(path))
+        cfg = datasets.Config(path=path.name, epochs=epochs, shuffle=True)
+        async with datasets.open(cfg, _host(folder, seed)) as source:
+            yield source
+
+    return opened
+
+
+def _reasoning_gym(folder: Path) -> OpenSource:
+    pytest.importorskip("reasoning_gym", reason=reasoning_gym.INSTALL)
+    counted_tasks = importlib.import_module("tests.support.counted_tasks")
+
+    @asynccontextmanager
+    async def opened(
+        count: int, *, epochs: int | None = 1, seed: int = 0, bad: tuple[int, ...] = ()
+    ) -> AsyncGenerator[PromptSourcePort]:
+        cfg = reasoning_gym.Config(dataset=counted_tasks.NAME, config={"bad": bad}, size=count, epochs=epochs)
+        async with reasoning_gym.open(cfg, _host(folder, seed)) as source:
+            yield source
+
+    return opened
+
+
 @asynccontextmanager
 async def _scripted(
     count: int, *, epochs: int | None = 1, seed: int = 0, bad: tuple[int, ...] = ()
@@ -83,7 +117,7 @@ def _wired(opened: OpenSource) -> OpenSource:
     return open_wired
 
 
-@pytest.fixture(params=["jsonl", "jsonl-shuffled", "function", "scripted"])
+@pytest.fixture(params=["jsonl", "jsonl-shuffled", "function", "datasets", "reasoning_gym", "scripted"])
 def open_direct(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSource:
     match request.param:
         case "jsonl":
@@ -92,6 +126,10 @@ def open_direct(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSource:
             return _jsonl(tmp_path, shuffle=True)
         case "function":
             return _function(tmp_path)
+        case "datasets":
+            return _datasets(tmp_path)
+        case "reasoning_gym":
+            return _reasoning_gym(tmp_path)
         case _:
             return _scripted
 
@@ -109,8 +147,13 @@ async def draw_all(source: PromptSourcePort, most: int = 1000) -> list[Prompt]:
 
 
 def text(prompt: Prompt) -> str:
-    assert isinstance(prompt.content, TextPrompt)
-    return prompt.content.text
+    match prompt.content:
+        case TextPrompt(text=text):
+            return text
+        case ChatPrompt(messages=messages):
+            return messages[-1].content
+        case content:
+            raise AssertionError(content)
 
 
 @pytest.mark.parametrize(("count", "epochs"), [(5, 1), (3, 4), (1, 2)])

@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from backends.trainers.torch import Config
-from backends.trainers.torch.losses import clipped_loss, score_tokens
+from backends.trainers.torch import Config, ratios
+from backends.trainers.torch.aggregation import Totals, token_shares
+from backends.trainers.torch.divergence import k3
 from backends.trainers.torch.microbatch import MicroBatch, collate, pack
+from backends.trainers.torch.objective import token_loss
 from backends.trainers.torch.rows import Row, check_identities, trained_rows
+from backends.trainers.torch.scores import score_tokens
 from protocols.errors import InvariantError
 from protocols.messages import DispatchId, RegistrationKey, WeightVersion
 from protocols.training import AccumulateReport, BatchLease, StepReport
@@ -59,7 +62,7 @@ class Learner:
     def warm_up(self) -> None:
         """Run both passes once and forget the gradients: the first ones are slow."""
         row = Row(prompt=(0,), completion=(0,), behaviour=(0.0,), advantage=0.0, weight=1.0, temperature=1.0)
-        self._backward(collate([row], self.module.device), tokens=1.0)
+        self._backward(collate([row], self.module.device), Totals.of([row]))
         self.discard()
 
     def outcome(self, dispatch_id: DispatchId) -> StepReport | None:
@@ -159,17 +162,17 @@ class Learner:
         self._report = None
 
     def _accumulate(self, rows: Sequence[Row]) -> dict[str, float]:
-        tokens = sum(row.weight * len(row.completion) for row in rows)
-        sums = torch.zeros(len(_MEANS), dtype=torch.float64)
+        totals = Totals.of(rows)
+        means = torch.zeros(len(_MEANS), dtype=torch.float64)
         largest, passes, read = 0.0, 0, 0
         for part in pack(rows, self._cfg.micro_batch_tokens):
             self._interrupt()
             micro = collate(part, self.module.device)
-            added, ratio = self._backward(micro, tokens=tokens)
-            sums += added
+            added, ratio = self._backward(micro, totals)
+            means += added
             largest, passes, read = max(largest, ratio), passes + 1, read + micro.input_ids.numel()
         return {
-            **dict(zip(_MEANS, (sums / tokens if rows else sums).tolist(), strict=True)),
+            **dict(zip(_MEANS, means.tolist(), strict=True)),
             "ratio/max": largest,
             "train/tokens": float(sum(len(row.completion) for row in rows)),
             "train/samples": float(len(rows)),
@@ -177,28 +180,30 @@ class Learner:
             "train/padding_fraction": 1 - sum(row.width for row in rows) / read if read else 0.0,
         }
 
-    def _backward(self, micro: MicroBatch, *, tokens: float) -> tuple[Tensor, float]:
+    def _backward(self, micro: MicroBatch, totals: Totals) -> tuple[Tensor, float]:
         """Add the gradients of one micro-batch.
 
         Args:
             micro: Part of a batch.
-            tokens: Weight of all completion tokens of the whole batch: its loss is their mean, however it is split.
+            totals: Of the whole batch.
 
         Returns:
-            Weighted sums over the tokens, as ``_MEANS`` names them, float64 on the CPU; and the largest ratio.
+            What it adds to the batch's ``_MEANS``, float64 on the CPU; and the largest ratio.
         """
+        cfg = self._cfg
         logits = self.module(input_ids=micro.input_ids, use_cache=False, logits_to_keep=micro.predicts).logits
-        scores = score_tokens(logits, micro.targets, micro.temperature)
-        losses = clipped_loss(
-            scores.logprobs,
-            micro.behaviour,
-            micro.advantages,
-            clip_low=self._cfg.clip_low,
-            clip_high=self._cfg.clip_high,
-        )
-        (torch.dot(micro.weights, losses.loss) / tokens).backward()
-        each = torch.stack([losses.loss.detach(), losses.ratio, losses.clipped.float(), scores.entropy, losses.kl])
-        return (each @ micro.weights).double().cpu(), losses.ratio.max().item()
+        scores = score_tokens(logits, micro.targets, micro.temperature, entropy_gradient=cfg.entropy_bonus > 0)
+        losses = token_loss(cfg, scores, micro)
+        shares = token_shares(micro.weights, micro.sequences, totals, cfg.aggregation, cfg.aggregation_length)
+        loss = torch.dot(shares, losses.loss)
+        if cfg.entropy_bonus > 0:
+            loss = loss - cfg.entropy_bonus * torch.dot(micro.weights, scores.entropy) / totals.tokens
+        loss.backward()
+        with torch.no_grad():
+            kl = k3(ratios.of_tokens(scores.logprobs, micro.behaviour))
+            each = torch.stack([losses.ratio, losses.clipped.float(), scores.entropy, kl])
+            added = torch.cat([loss[None], each @ micro.weights / totals.tokens])
+        return added.double().cpu(), losses.ratio.max().item()
 
     def _step(self) -> float:
         """Change the parameters if the gradients are finite; returns their global norm before clipping."""

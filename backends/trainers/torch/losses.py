@@ -1,80 +1,81 @@
-"""The clipped policy gradient, token by token. Pure functions of flat tensors.
-
-``N`` is the number of completion tokens, ``V`` the size of the vocabulary.
-"""
+"""Policy-gradient losses, token by token. Pure functions of flat tensors of ``N`` completion tokens."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_MAX_LOG_RATIO = 20.0
 
-
-class Scores(NamedTuple):
-    """What the current policy says of the tokens that were drawn.
-
-    Attributes:
-        logprobs: Shape ``[N]``, natural logarithms.
-        entropy: Of the whole distribution at each token, shape ``[N]``, nats; without gradient.
-    """
-
-    logprobs: Tensor
-    entropy: Tensor
-
-
-def score_tokens(logits: Tensor, targets: Tensor, temperature: Tensor) -> Scores:
-    """Score the tokens that were drawn.
-
-    Args:
-        logits: Shape ``[N, V]``, each predicting one token.
-        targets: Ids of these tokens, shape ``[N]``.
-        temperature: They were drawn at, shape ``[N]``, above 0.
-    """
-    logprobs = torch.log_softmax(logits / temperature.unsqueeze(-1), dim=-1)
-    with torch.no_grad():
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return Scores(logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy)
-
-
-class ClippedLoss(NamedTuple):
+class TokenLoss(NamedTuple):
     """Loss of each token and what is worth knowing about it; only ``loss`` has a gradient.
 
     Attributes:
         loss: Shape ``[N]``, to be minimized.
-        ratio: Probability now over probability when drawn, shape ``[N]``.
-        clipped: Whether clipping took the token's gradient away, shape ``[N]``.
-        kl: Estimate of the divergence of the behaviour policy from the current one, shape ``[N]``, nats.
+        ratio: Probability now over probability when drawn, as the loss reads it, shape ``[N]``.
+        clipped: Whether a bound on the ratio changed the token's gradient, shape ``[N]``.
     """
 
     loss: Tensor
     ratio: Tensor
     clipped: Tensor
-    kl: Tensor
 
 
-def clipped_loss(
-    logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
-) -> ClippedLoss:
-    """Compute the clipped surrogate loss of each token.
+def clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual: float | None = None
+) -> TokenLoss:
+    """Compute the clipped surrogate.
+
+    Args:
+        log_ratio: Of tokens, or of whole sequences for the sequence-level form, shape ``[N]``.
+        advantages: Shape ``[N]``, dimensionless.
+        low: The ratio counts down to ``1 - low``.
+        high: And up to ``1 + high``.
+        dual: Where the advantage is negative, the ratio counts up to this at most, above 1; None: without end.
+
+    Source:
+        PPO, arXiv 1707.06347, equation 7; two bounds: DAPO, arXiv 2503.14476; dual clip: arXiv 1912.09729;
+        of sequences: GSPO, arXiv 2507.18071.
+    """
+    ratio = log_ratio.exp()
+    free = ratio * advantages
+    gain = torch.minimum(free, ratio.clamp(1 - low, 1 + high) * advantages)
+    if dual is not None:
+        gain = torch.where(advantages < 0, torch.maximum(gain, dual * advantages), gain)
+    return TokenLoss(-gain, ratio.detach(), (gain != free).detach())
+
+
+def cispo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> TokenLoss:
+    """Compute the policy gradient weighted with the clipped ratio: clipping takes no token's gradient away.
 
     Args:
         logprobs: Of the current policy, shape ``[N]``.
-        behaviour: Of the policy that drew the tokens, shape ``[N]``.
+        log_ratio: Of tokens, shape ``[N]``.
         advantages: Shape ``[N]``, dimensionless.
-        clip_low: The ratio counts down to ``1 - clip_low``.
-        clip_high: And up to ``1 + clip_high``.
+        low: The weight is at least ``1 - low``; 1 leaves it without a lower bound.
+        high: And at most ``1 + high``.
 
     Source:
-        PPO, arXiv 1707.06347, equation 7. The divergence is the estimator ``k3`` of J. Schulman,
-        "Approximating KL divergence": ``r - 1 - log r``, never negative.
+        CISPO, MiniMax-M1, arXiv 2506.13585.
     """
-    # beyond e^20 the ratio overflows, and inf * 0 in the gradient of the branch not taken is NaN
-    log_ratio = (logprobs - behaviour).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
-    free = ratio * advantages
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    with torch.no_grad():
-        clipped = bounded < free
-        kl = ratio - 1 - log_ratio
-    return ClippedLoss(-torch.minimum(free, bounded), ratio.detach(), clipped, kl)
+    ratio = log_ratio.detach().exp()
+    weights = ratio.clamp(1 - low, 1 + high)
+    return TokenLoss(-(weights * advantages * logprobs), ratio, weights != ratio)
+
+
+def reinforce(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, *, cap: float | None) -> TokenLoss:
+    """Compute the plain policy gradient, or that weighted with truncated importance ratios.
+
+    Args:
+        logprobs: Of the current policy, shape ``[N]``.
+        log_ratio: Of tokens, or of whole sequences, shape ``[N]``.
+        advantages: Shape ``[N]``, dimensionless.
+        cap: The weight is the ratio, and at most this; None: it is 1.
+
+    Source:
+        REINFORCE, Williams 1992; truncated weights: Ionides 2008, and of behaviour policies IMPALA,
+        arXiv 1802.01561.
+    """
+    ratio = log_ratio.detach().exp()
+    weights = torch.ones_like(ratio) if cap is None else ratio.clamp(max=cap)
+    truncated = torch.zeros_like(ratio, dtype=torch.bool) if cap is None else ratio > cap
+    return TokenLoss(-(weights * advantages * logprobs), ratio, truncated)

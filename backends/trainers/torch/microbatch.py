@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from backends.trainers.torch.rows import Row
+from backends.trainers.torch.sequences import Sequences
 
 
 def pack(rows: Iterable[Row], budget: int) -> Iterator[Sequence[Row]]:
@@ -40,6 +41,7 @@ class MicroBatch(NamedTuple):
         advantages: Dimensionless.
         weights: Above 0.
         temperature: They were drawn at.
+        sequences: Which of them belong to which row.
     """
 
     input_ids: Tensor
@@ -49,6 +51,7 @@ class MicroBatch(NamedTuple):
     advantages: Tensor
     weights: Tensor
     temperature: Tensor
+    sequences: Sequences
 
 
 def collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
@@ -76,4 +79,8 @@ def collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
         advantages=spread([row.advantage for row in rows]),
         weights=spread([row.weight for row in rows]),
         temperature=spread([row.temperature for row in rows]),
+        sequences=Sequences(
+            owner=torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)).to(device),
+            lengths=torch.from_numpy(lengths.astype(np.float32)).to(device),
+        ),
     )

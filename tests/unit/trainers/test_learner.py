@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -19,6 +18,7 @@ from backends.trainers.torch.learner import Learner
 from protocols.errors import InvariantError
 from protocols.sections import Section
 from tests.support.batches import EXAMPLE, GPT2, LLAMA, VOCABULARY, Batch, Drawn, Group, make_batch, site
+from tests.unit.trainers.plain import OBJECTIVES, plain
 
 MODELS = [pytest.param(GPT2, id="gpt2"), pytest.param(LLAMA, id="llama")]
 
@@ -48,29 +48,6 @@ def _accumulated(learner: Learner, batch: Batch) -> tuple[dict[str, float], Tens
     return metrics, gradients
 
 
-def _plain(module: Any, groups: Sequence[Group]) -> tuple[float, Tensor]:
-    """Loss and gradients, one unpadded sample at a time, as one would write them without thinking of speed."""
-    module.zero_grad()
-    trained = [(group, drawn) for group in groups for drawn in group.samples if drawn.weight and drawn.tokens]
-    tokens = sum(len(drawn.tokens) for _, drawn in trained)
-    total = torch.zeros(())
-    for group, drawn in trained:
-        ids = torch.tensor([*group.prompt, *drawn.tokens])
-        logits = module(input_ids=ids[None]).logits[0] / (group.temperature or 1.0)
-        start = len(group.prompt)
-        logprobs = torch.stack([logits[at - 1].log_softmax(-1)[ids[at]] for at in range(start, len(ids))])
-        ratio = (logprobs - drawn.logprob).exp()
-        gain = torch.minimum(ratio * drawn.advantage, ratio.clamp(0.8, 1.2) * drawn.advantage)
-        total = total - gain.sum() / tokens
-    if trained:
-        total.backward()
-    gradients = [
-        torch.zeros_like(parameter).flatten() if parameter.grad is None else parameter.grad.flatten()
-        for parameter in module.parameters()
-    ]
-    return total.item(), torch.cat(gradients)
-
-
 tokens = st.integers(0, VOCABULARY - 1)
 drawn = st.builds(
     Drawn,
@@ -87,6 +64,8 @@ group = st.builds(
 )
 groups = st.lists(group, min_size=1, max_size=5)
 thorough = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+brief = settings(thorough, max_examples=6)
+each_objective = pytest.mark.parametrize("options", [pytest.param(OBJECTIVES[name], id=name) for name in OBJECTIVES])
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -94,22 +73,38 @@ thorough = settings(max_examples=25, deadline=None, suppress_health_check=[Healt
 @given(groups=groups, budget=st.integers(1, 80))
 def test_gradients_are_those_of_a_plain_loop(model: Section, groups: list[Group], budget: int) -> None:
     """TRL PR#6024 (I65): the loss was off by 0.5 and 4 times under accumulation."""
-    learner = _learner(model, micro_batch_tokens=budget)
+    _check_against_plain_loop(_learner(model, micro_batch_tokens=budget), Config(), groups)
+
+
+@each_objective
+@brief
+@given(groups=groups, budget=st.integers(1, 80))
+def test_gradients_of_every_objective_are_those_of_a_plain_loop(
+    options: dict[str, Any], groups: list[Group], budget: int
+) -> None:
+    _check_against_plain_loop(_learner(micro_batch_tokens=budget, **options), Config(**options), groups)
+
+
+def _check_against_plain_loop(learner: Learner, cfg: Config, groups: list[Group]) -> None:
     metrics, gradients = _accumulated(learner, make_batch(groups))
-    loss, expected = _plain(learner.module, groups)
-    assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
+    loss, expected = plain(learner.module, groups, cfg)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-5)
     torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-5)
 
 
-@thorough
+@each_objective
+@brief
 @given(groups=groups, budget=st.integers(1, 80), data=st.data())
-def test_order_and_split_do_not_matter(groups: list[Group], budget: int, data: st.DataObject) -> None:
+def test_order_and_split_do_not_matter(
+    options: dict[str, Any], groups: list[Group], budget: int, data: st.DataObject
+) -> None:
+    """Law 6, for every loss with every aggregation."""
     shuffled = [
         group._replace(samples=data.draw(st.permutations(group.samples)))
         for group in data.draw(st.permutations(groups))
     ]
-    whole, gradients = _accumulated(_learner(micro_batch_tokens=10_000), make_batch(groups))
-    parts, others = _accumulated(_learner(micro_batch_tokens=budget), make_batch(shuffled))
+    whole, gradients = _accumulated(_learner(micro_batch_tokens=10_000, **options), make_batch(groups))
+    parts, others = _accumulated(_learner(micro_batch_tokens=budget, **options), make_batch(shuffled))
     torch.testing.assert_close(gradients, others, atol=1e-5, rtol=1e-5)
     for name in ("loss", "entropy", "ratio/mean", "ratio/max", "clip_fraction", "kl/behaviour"):
         assert whole[name] == pytest.approx(parts[name], rel=1e-4, abs=1e-5)
@@ -131,12 +126,13 @@ def test_a_long_companion_only_adds_padding(model: Section) -> None:
 
 
 def test_masked_and_empty_samples_take_no_part() -> None:
-    """I61: a sample whose reward failed weighs nothing, whatever stands in its row."""
+    """I61: a sample whose reward failed weighs nothing, whatever stands in its row: NaN leaves loss and KL numbers."""
     kept = [Drawn((3, 4), 1.0), Drawn((5,), -1.0)]
     masked = [Drawn((6, 7, 8), math.nan, weight=0.0, logprob=math.nan), Drawn((), 1.0)]
     metrics, gradients = _accumulated(_learner(), make_batch([Group((1, 2), kept)]))
     others, same = _accumulated(_learner(), make_batch([Group((1, 2), [masked[0], *kept, masked[1]])]))
     assert metrics == others
+    assert all(map(math.isfinite, metrics.values()))
     assert torch.equal(gradients, same)
     assert metrics["train/samples"] == 2
     assert metrics["train/tokens"] == 3
@@ -185,6 +181,28 @@ def test_a_step_raises_the_probability_of_what_was_better() -> None:
     batch = make_batch(loaded)
     learner.train_step(batch.lease, batch.payloads)
     assert margin() > before
+
+
+@each_objective
+def test_masked_samples_take_no_part_in_any_objective(options: dict[str, Any]) -> None:
+    """No denominator counts them: neither samples nor tokens."""
+    kept = [Drawn((3, 4), 1.0), Drawn((5,), -1.0)]
+    masked = Drawn((6, 7, 8), math.nan, weight=0.0, logprob=math.nan)
+    alone = _accumulated(_learner(**options), make_batch([Group((1, 2), kept)]))
+    among = _accumulated(_learner(**options), make_batch([Group((1, 2), [*kept, masked, Drawn(())])]))
+    assert alone[0] == among[0]
+    assert torch.equal(alone[1], among[1])
+
+
+def test_an_entropy_bonus_makes_the_policy_less_sure() -> None:
+    """Where no sample was better than another, it is all that moves the policy."""
+    groups = [Group((1, 2), [Drawn((3, 4), 0.0), Drawn((5, 6), 0.0)])]
+    batch = make_batch(groups)
+    learner = _learner(lr=1e-2, entropy_bonus=0.1)
+    before = learner.train_step(batch.lease, batch.payloads).metrics
+    after, _ = _accumulated(learner, make_batch(groups, dispatch=1, version=1))
+    assert before["loss"] == pytest.approx(-0.1 * before["entropy"])
+    assert after["entropy"] > before["entropy"]
 
 
 def test_a_long_gradient_is_scaled_down() -> None:
