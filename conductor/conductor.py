@@ -7,7 +7,7 @@ from conductor.config import RunConfig
 from conductor.observe.observer import Observer, Unwatched
 from conductor.ports import Workloads
 from conductor.result import RunResult
-from conductor.validation import find_problems, site_of
+from conductor.validation import find_problems, make_folder, site_of
 from protocols.backend import Backend
 from protocols.errors import ConfigError
 
@@ -50,6 +50,8 @@ class Conductor:
             raise ConfigError(problems)
         site = site_of(cfg)
         cfg = msgspec.structs.replace(cfg, job_dir=site.job_dir, run_dir=site.run_dir)
+        if cfg.run_dir is not None and (problem := make_folder(cfg.run_dir)):
+            raise ConfigError([problem])
         return await runtime.run(
             cfg, backend=backend, workloads=workloads, observer=observer or Unwatched(), to_stderr=to_stderr
         )

@@ -112,7 +112,7 @@ def _settle_folders(fields: dict[str, Any], path: Path, run_dir: str | None) -> 
     if run_dir is None and "run_dir" in fields and "name" in fields:
         run_dir = str(_new_run_dir(fields["name"]))
     if run_dir is not None:
-        fields["run_dir"] = str(Path(run_dir).absolute())
+        fields["run_dir"] = str(Path(run_dir).resolve())
 
 
 def _new_run_dir(name: str) -> Path:

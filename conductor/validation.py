@@ -10,7 +10,7 @@ import msgspec
 
 from conductor.config import RunConfig
 from conductor.decoding import decode, decode_fields
-from protocols.adapters import Adapter, UnknownAdapter, known_kinds, resolve
+from protocols.adapters import Adapter, UnknownAdapter, known_kinds, missing_module, resolve
 from protocols.errors import Problem
 from protocols.inference import Sampling
 from protocols.sections import Section, Site
@@ -82,7 +82,7 @@ def _site(fields: Mapping[str, Any]) -> Site:
     run_dir = fields.get("run_dir")
     return Site(
         job_dir=str(job_dir),
-        run_dir=None if run_dir is None else str(job_dir / run_dir),
+        run_dir=None if run_dir is None else str((job_dir / run_dir).resolve()),
         seed=fields.get("seed", 0),
         model=fields.get("model"),
     )
@@ -141,6 +141,17 @@ def _folder(run_dir: str | None, job_dir: str | None) -> Iterable[Problem]:
         yield Problem(field="run_dir", value=repr(run_dir), why=why, mend="name another folder")
 
 
+def make_folder(run_dir: str) -> Problem | None:
+    """Make the run's folder, before anything is trained that could not be kept; return what stands against it."""
+    try:
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        return Problem(
+            field="run_dir", value=repr(run_dir), why=f"it cannot be made: {exc}", mend="name another folder"
+        )
+    return None
+
+
 _RULES: tuple[Callable[..., Iterable[Problem]], ...] = (_one_sample, _equal_samples, _context, _folder)
 """What must hold between fields. A rule's parameters name the fields it reads: it is asked only if all are right."""
 
@@ -178,7 +189,12 @@ def _adapter_problems(place: str, room: str, section: Section, site: Site) -> li
         why, mend = f"it has no '{lacking[0]}'", "name a module with Config, check and open"
         return [Problem(field=f"{place}.kind", value=repr(section.kind), why=why, mend=mend)]
     options, problems = decode(adapter.Config, section.options, place)
-    return problems if options is None else list(adapter.check(options, site))
+    if options is None:
+        return problems
+    try:
+        return list(adapter.check(options, site))
+    except ModuleNotFoundError as exc:
+        return [missing_module(f"{place}.kind", section.kind, exc)]
 
 
 def _lacking(adapter: Adapter, room: str) -> list[str]:

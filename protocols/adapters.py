@@ -46,6 +46,7 @@ ROOMS = {
 _NO_KINDS = frozenset({"pool", "loading", "tokenizers"})
 """Modules beside adapters that are none."""
 
+_TORCH_EXTRA = frozenset({"torch", "transformers", "safetensors", "numpy"})
 _NOT_BACKENDS = frozenset(room.removeprefix("backends.") for room in ROOMS.values())
 
 
@@ -116,9 +117,15 @@ def resolve(section: str, kind: str, job_dir: str = "") -> Adapter:
     try:
         return importlib.import_module(f"{ROOMS[section]}.{kind}")  # pyright: ignore[reportReturnType]
     except ModuleNotFoundError as exc:
-        why = f"it needs the module '{exc.name}'"
-        mend = f"pip install 'conductor-rl[{kind}]'"
-        raise UnknownAdapter(Problem(field=field, value=repr(kind), why=why, mend=mend)) from exc
+        raise UnknownAdapter(missing_module(field, kind, exc)) from exc
+
+
+def missing_module(field: str, kind: str, error: ModuleNotFoundError) -> Problem:
+    """Return the problem of an adapter whose library is not installed, with the extra that brings it."""
+    library = (error.name or "").partition(".")[0]
+    extra = "torch" if library in _TORCH_EXTRA else kind
+    why = f"it needs the module '{library}', which is not installed"
+    return Problem(field=field, value=repr(kind), why=why, mend=f"pip install 'conductor-rl[{extra}]'")
 
 
 def _resolve_dotted(field: str, kind: str, job_dir: str) -> Adapter:

@@ -3,13 +3,13 @@
 It reads the fields that prompts of ``kind = "reasoning_gym"`` carry, and runs in worker processes.
 """
 
-import importlib.util
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated
 
 from msgspec import Meta
 
+from backends._extras import find_missing
 from backends.graders import function
 from backends.graders.function import FunctionGrader
 from protocols.adapters import Host
@@ -17,7 +17,6 @@ from protocols.errors import Problem
 from protocols.messages import Message
 from protocols.sections import Site
 
-INSTALL = "pip install 'conductor-rl[reasoning]'"
 SCORE = "backends._reasoning_gym:score"
 
 
@@ -35,10 +34,7 @@ class Config(Message, frozen=True, kw_only=True):
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:  # noqa: ARG001 - the signature of every adapter
     """Return a problem where the package is missing."""
-    if importlib.util.find_spec("reasoning_gym") is not None:
-        return []
-    value, why = "'reasoning_gym'", "it needs the package reasoning-gym"
-    return [Problem(field="reward.kind", value=value, why=why, mend=INSTALL)]
+    return find_missing("reasoning_gym", field="reward.kind", kind="reasoning_gym", extra="reasoning")
 
 
 @asynccontextmanager

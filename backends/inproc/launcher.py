@@ -103,6 +103,11 @@ class InprocLauncher:
         await checkpoint()
         return {name: "exited" if one.closed.is_set() else "running" for name, one in self._workers.items()}
 
+    def expose(self) -> None:
+        """End the shield of every worker."""
+        for worker in self._workers.values():
+            worker.expose()
+
     async def kill(self, worker_id: WorkerId) -> None:
         """End a workload; see ``LauncherPort.kill``.
 
@@ -137,11 +142,14 @@ async def open_launcher(payloads: PayloadPort, *, encode_messages: bool = False)
         try:
             yield launcher
         finally:
-            with anyio.move_on_after(CLOSE_DEADLINE_S, shield=True):
-                for worker_id in reversed(await launcher.poll()):
-                    with suppress(PortFailed):  # logged; the error that ends the block is worth more
-                        await launcher.kill(worker_id)
-            tasks.cancel_scope.cancel()
+            try:
+                with anyio.move_on_after(CLOSE_DEADLINE_S, shield=True):
+                    for worker_id in reversed(await launcher.poll()):
+                        with suppress(PortFailed):  # logged; the error that ends the block is worth more
+                            await launcher.kill(worker_id)
+            finally:
+                launcher.expose()
+                tasks.cancel_scope.cancel()
 
 
 _: type[LauncherPort] = InprocLauncher

@@ -20,7 +20,9 @@ CLOSE_DEADLINE_S = 10.0
 class Worker:
     """A workload from the opening of its adapter to its end.
 
-    An async context must be entered and left in one task, so ``run`` is a task of its own.
+    An async context must be entered and left in one task, so ``run`` is a task of its own. Once open it is
+    shielded from the cancellation of those around it until ``end`` or ``expose``, of which its launcher
+    does one on every path.
 
     Args:
         worker_id: Names it.
@@ -63,6 +65,7 @@ class Worker:
     async def _stay_open(self) -> None:
         async with self._context as port:
             self._port = self._wrap(port)
+            self._scope.shield = True  # whoever is cancelled must find it alive, to abort what it runs
             self.settled.set()
             await self._closing.wait()
             while self._calls:
@@ -105,6 +108,10 @@ class Worker:
         self._scope.cancel()
         if not await self._closed_in_time():
             raise PortFailed(f"worker {self._worker_id} does not end, although it was cancelled")
+
+    def expose(self) -> None:
+        """Let the cancellation of those around it reach it again."""
+        self._scope.shield = False
 
     async def _closed_in_time(self) -> bool:
         with anyio.move_on_after(CLOSE_DEADLINE_S):

@@ -6,7 +6,6 @@ downloaded when the run starts; with ``HF_HUB_OFFLINE=1`` the cache alone is ask
 """
 
 import difflib
-import importlib.util
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio.to_thread
 from msgspec import Meta
 
+from backends._extras import find_missing
 from backends.prompts._content import prompt_of
 from backends.prompts._records import RecordPrompts
 from protocols.adapters import Host
@@ -24,8 +24,6 @@ from protocols.sections import Site
 
 if TYPE_CHECKING:
     from backends._datasets import Table
-
-INSTALL = "pip install 'conductor-rl[datasets]'"
 
 
 class Config(Message, frozen=True, kw_only=True):
@@ -51,9 +49,8 @@ class Config(Message, frozen=True, kw_only=True):
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
     """Return what is wrong with local data; what is named is not downloaded to be looked at."""
-    if importlib.util.find_spec("datasets") is None:
-        why = "it needs the package datasets"
-        return [Problem(field="prompts.kind", value="'datasets'", why=why, mend=INSTALL)]
+    if missing := find_missing("datasets", field="prompts.kind", kind="datasets", extra="datasets"):
+        return missing
     local = _local(cfg, site)
     if not local.exists():
         return [] if _may_be_a_name(cfg) else [_path_problem(cfg, f"there is no {local}")]

@@ -9,7 +9,6 @@ changes from process to process unless ``PYTHONHASHSEED`` is set; the fingerprin
 """
 
 import difflib
-import importlib.util
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from typing import Annotated, Any
 import anyio.to_thread
 from msgspec import Meta
 
+from backends._extras import find_missing
 from backends._functions import user_error
 from backends.prompts import function
 from backends.prompts._content import prompt_of
@@ -26,8 +26,6 @@ from protocols.adapters import Host
 from protocols.errors import Problem, UserError
 from protocols.messages import Message
 from protocols.sections import Site
-
-INSTALL = "pip install 'conductor-rl[reasoning]'"
 
 _TRIED = 3  # tasks that are generated and scored when a job is checked
 _OURS = {"seed": "the run's seed decides it", "size": "set prompts.size"}
@@ -91,9 +89,8 @@ def _range_of(*name: str) -> int:
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
     """Return what is wrong: no such generator or option, or a verifier that refuses the generator's own answers."""
-    if importlib.util.find_spec("reasoning_gym") is None:
-        value, why = "'reasoning_gym'", "it needs the package reasoning-gym"
-        return [Problem(field="prompts.kind", value=value, why=why, mend=INSTALL)]
+    if missing := find_missing("reasoning_gym", field="prompts.kind", kind="reasoning_gym", extra="reasoning"):
+        return missing
     from backends._reasoning_gym import known_datasets  # noqa: PLC0415 - heavy
 
     known = known_datasets()

@@ -1,5 +1,6 @@
 """The commands: ``conductor run`` and ``conductor validate``."""
 
+import signal
 import sys
 
 import click
@@ -38,8 +39,11 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="End standard output with one JSON object.")
 def run(job: str, overrides: tuple[str, ...], run_dir: str | None, *, quiet: bool, as_json: bool) -> None:
     """Run the JOB that a TOML or YAML file describes."""
-    cfg = _load(job, overrides, run_dir, to_stderr=True)
-    sys.exit(run_job(cfg, quiet=quiet, as_json=as_json))
+    try:
+        sys.exit(run_job(_load(job, overrides, run_dir, to_stderr=True), quiet=quiet, as_json=as_json))
+    except KeyboardInterrupt:  # while the job is being read, before a run could hear it
+        click.echo("stopped before the run began", err=True)
+        sys.exit(128 + signal.SIGINT)
 
 
 @main.command()

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Generic, NoReturn, TypeVar
 
 import anyio
@@ -44,13 +45,20 @@ async def under_signals(run: Callable[[], Awaitable[T]], say: Callable[[str], No
 
     async def obey(signals: AsyncIterator[signal.Signals]) -> None:
         async for signum in signals:
-            if ending.stopped_by is not None:
-                end_now(signum)
-            ending.stopped_by = signum
-            say(f"{signum.name}: aborting what is lent out; once more to stop at once")
+            ending.stopped_by = ending.stopped_by or signum
             scope.cancel()
 
+    def hear(signum: int, _frame: FrameType | None) -> None:
+        """Run in the main thread between two instructions, also while the event loop is blocked."""
+        heard.append(signum)
+        if len(heard) > 1:
+            end_now(signal.Signals(signum))
+        say(f"{signal.Signals(signum).name}: stopping; once more to stop at once")
+
+    heard: list[int] = []
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, hear)  # beside the loop's own wake-up, which stays
         async with anyio.create_task_group() as group:
             group.start_soon(obey, signals, name="signals")
             with scope:

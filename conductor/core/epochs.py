@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from protocols.errors import Stalled
-
 
 @dataclass(kw_only=True)
 class EpochGate:
@@ -35,17 +33,18 @@ class EpochGate:
         """The source is empty: the open epoch is the last one."""
         self.ended = self.last = True
 
-    def close(self, *, progress: int) -> None:
+    def close(self, *, progress: int) -> bool:
         """All groups of the ended epoch are claimed or settled: the next one, if there is one, may begin.
 
         Args:
             progress: Batches claimed and groups filtered so far, in the whole run.
 
-        Raises:
-            Stalled: The epoch added none: the next one would not either, and the run would never end.
+        Returns:
+            Whether the epoch added any, or was the last one. If not, the next one would not either, and the
+            run would never end.
         """
-        if progress == self.progress and not self.last:
-            raise Stalled(f"epoch {self.epoch} trained nothing: its groups were dropped, or fill no batch")
+        fruitful = self.last or progress > self.progress
         self.progress = progress
         self.epoch = None
         self.ended = False
+        return fruitful

@@ -19,7 +19,9 @@ from structlog.processors import ExceptionRenderer, TimeStamper, add_log_level
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 _SILENT = logging.CRITICAL
-_FOR_THE_FILE = frozenset({"step.trained"})  # every metric of a step: on stderr its line in the progress is enough
+_FOR_THE_FILE = frozenset({"step.trained", "run.failed"})
+"""Told to people by others: a step by its line in the progress, a failure by whoever called the run."""
+
 _HEAD = ("timestamp", "level", "event")
 
 
@@ -86,6 +88,7 @@ class PlainLines:
             if known in self._warned:
                 return
             self._warned.add(known)
+            entry = {**entry, "more": "in the log only"}
         with suppress(OSError, ValueError):  # ValueError: the stream was closed
             self._stream.write(_plain(entry))
             self._stream.flush()

@@ -39,11 +39,10 @@ class Standing:
         """Return what is known of the last step; what no metric tells is left out."""
         formats = {
             "reward/mean": "reward {:.3f}",
-            "loss": "loss {:.4f}",
+            "entropy": "entropy {:.3f}",  # the loss is next to nothing on policy, whatever is learned
             "throughput/samples_per_s": "{:.1f} samples/s",
             "age/mean": "age {:.1f}",
         }
-        # a loss on policy is next to nothing, and -0.0000 is no number that anyone wants to read
         facts = [
             form.format(round(self._metrics[name], 4) + 0.0) for name, form in formats.items() if name in self._metrics
         ]

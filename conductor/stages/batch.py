@@ -10,7 +10,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from conductor.abort import drop_remainder
 from conductor.context import RunContext
 from conductor.core.leases import Lease, State
-from protocols.errors import BudgetExhausted
+from protocols.errors import BudgetExhausted, Stalled
 from protocols.ledger import Claimed
 from protocols.messages import DispatchId, LeaseId
 
@@ -33,12 +33,21 @@ async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[Dispat
         elif complete and not ready:
             if ctx.rollouts_done:
                 return
-            ctx.gate.close(progress=ctx.table.dispatched + ctx.table.accounts.filtered)
+            _close_epoch(ctx)
             ctx.changed.ring()
         elif complete and ctx.idle:
             await drop_remainder(ctx, ready)
         else:
             await ctx.changed.wait()
+
+
+def _close_epoch(ctx: RunContext) -> None:
+    epoch = ctx.gate.epoch
+    if not ctx.gate.close(progress=ctx.table.dispatched + ctx.table.accounts.filtered):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(ctx.table.dropped.items()))
+        raise Stalled(
+            f"epoch {epoch} trained nothing: its groups were dropped ({reasons}), and the next one is the same"
+        )
 
 
 async def _take_in(ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId]) -> None:

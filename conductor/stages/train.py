@@ -142,6 +142,8 @@ async def _close_step(
         "loop/lag_p99_s": lag_p99_s,
         "loop/lag_max_s": lag_max_s,
     }
+    if not any(row.advantage for group in batch.groups for row in group.samples):
+        ctx.log.warning("step.taught_nothing", step=report.version, why="the rewards of each group are all equal")
     record = StepRecord(step=report.version, metrics=metrics)
     ctx.history.append(record)
     ctx.observer.stepped(record, ctx.table.accounts)

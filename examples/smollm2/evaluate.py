@@ -3,9 +3,9 @@
     python examples/smollm2/evaluate.py JOB CHECKPOINT... [--set FIELD=VALUE ...] [--train-seeds 1 ...]
         [--tasks 256] [--samples 4] [--seed 1000]
 
-JOB says what the tasks are, how tokens are drawn and what the untrained model is. A CHECKPOINT is a folder that a run of
-it wrote (``runs/.../checkpoints/step-40``). Questions that a run with one of the ``--train-seeds`` could have seen are
-left out, and none is asked twice. The gain at a task is the mean score of its samples from the trained models less
+JOB says what the tasks are, how tokens are drawn and what the untrained model is. A CHECKPOINT is a folder that a run
+of it wrote (``runs/.../checkpoints/step-40``). Questions that a run with one of the ``--train-seeds`` could have seen
+are left out, and none is asked twice. The gain at a task is the mean score of its samples from the trained models less
 that from the untrained one; the interval is the mean gain +- 1.96 standard errors over tasks. It says what other tasks
 and other samples would change; what other seeds of training would change, the gain of each checkpoint shows.
 
@@ -77,7 +77,7 @@ class Evaluation:
 
 
 def held_out(cfg: Config, *, train_seeds: Sequence[int], seed: int, count: int) -> list[dict[str, Any]]:
-    """Return ``count`` tasks with different questions, none of which a run with one of ``train_seeds`` could have seen."""
+    """Return ``count`` tasks with different questions that no run with one of ``train_seeds`` could have seen."""
     ranges = [open_tasks(cfg, train_seed) for train_seed in train_seeds]
     asked = {task(index)["question"] for task in ranges for index in range(cfg.size)}
     tasks: list[dict[str, Any]] = []
@@ -117,7 +117,9 @@ def main() -> None:
     for checkpoint in options.checkpoints:
         trained.append(evaluation.scores(checkpoint))
         gain, low, high = interval([after - before for after, before in zip(trained[-1], untrained, strict=True)])
-        print(f"{checkpoint} {statistics.fmean(trained[-1]):.3f}, gain {gain:+.3f} [{low:+.3f}, {high:+.3f}]", flush=True)
+        print(
+            f"{checkpoint} {statistics.fmean(trained[-1]):.3f}, gain {gain:+.3f} [{low:+.3f}, {high:+.3f}]", flush=True
+        )
     means = [statistics.fmean(scores) for scores in zip(*trained, strict=True)]
     gain, low, high = interval([after - before for after, before in zip(means, untrained, strict=True)])
     result = {

@@ -67,7 +67,7 @@ def _function(folder: Path) -> OpenSource:
 
 
 def _datasets(folder: Path) -> OpenSource:
-    hugging_face = pytest.importorskip("datasets", reason=datasets.INSTALL)
+    hugging_face = pytest.importorskip("datasets", reason="pip install 'conductor-rl[datasets]'")
 
     @asynccontextmanager
     async def opened(
@@ -85,7 +85,7 @@ def _datasets(folder: Path) -> OpenSource:
 
 
 def _reasoning_gym(folder: Path) -> OpenSource:
-    pytest.importorskip("reasoning_gym", reason=reasoning_gym.INSTALL)
+    pytest.importorskip("reasoning_gym", reason="pip install 'conductor-rl[reasoning]'")
     counted_tasks = importlib.import_module("tests.support.counted_tasks")
 
     @asynccontextmanager

@@ -1,6 +1,7 @@
 """The pages that name things name all of them."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -50,3 +51,15 @@ def test_links_lead_somewhere(page: str) -> None:
         assert (folder / target).exists(), target
     for path in re.findall(r"`((?:conductor|backends|protocols|tests|examples|docs)/[\w/.-]+\w)`", text):
         assert (ROOT / path).exists(), path
+
+
+def test_the_job_in_the_readme_is_the_examples() -> None:
+    """A newcomer compares the two; what README shows must stand in the file, with the same values."""
+    shown = tomllib.loads(re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0])
+    example = tomllib.loads((ROOT / "examples" / "reverse" / "job.toml").read_text())
+    for name, value in shown.items():
+        if isinstance(value, dict):
+            assert value.items() <= example[name].items(), name
+        else:
+            assert example[name] == value, name
+    assert shown.keys() == example.keys()

@@ -52,7 +52,7 @@ async def test_the_first_signal_cancels_and_waits_for_the_end(signum: signal.Sig
 
     ending = await under_signals(work, said.append)
     assert (ending.stopped_by, ending.error, cleaned) == (signum, None, ["all"])
-    assert said == [f"{signum.name}: aborting what is lent out; once more to stop at once"]
+    assert said == [f"{signum.name}: stopping; once more to stop at once"]
 
 
 async def test_a_run_that_ends_all_the_same_keeps_its_result() -> None:

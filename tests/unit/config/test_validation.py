@@ -8,6 +8,7 @@ import pytest
 
 from conductor.config import RunConfig
 from conductor.validation import find_problems, find_problems_between, find_remainder_problem, site_of
+from protocols.adapters import known_kinds
 from protocols.inference import Sampling
 from protocols.sections import Section
 from tests.unit.config import stub_adapters
@@ -121,8 +122,8 @@ def test_what_works_is_not_refused(fields: dict[str, Any]) -> None:
 def test_sections_that_are_missing_say_how_to_add_them() -> None:
     cfg = job(model=None, prompts=None, reward=None, engine=Section(kind="torch"))
     assert texts(cfg, given=("engine", "train", "episode")) == [
-        "prompts: is missing; add a section [prompts] with a kind: function, jsonl, or module:name",
-        "reward: is missing; add a section [reward] with a kind: function, or module:name",
+        f"{name}: is missing; add a section [{name}] with a kind: {', '.join(known_kinds(name))}, or module:name"
+        for name in ("prompts", "reward")
     ]
     assert [text.split(":")[0] for text in texts(cfg, given=("train", "episode"))][:3] == ["model", "prompts", "reward"]
 

@@ -14,7 +14,7 @@ from protocols.rollouts import GroupPayload, SamplePayload
 from protocols.sections import Site
 from tests.support.scripted.payloads import ScriptedPayloads
 
-pytest.importorskip("reasoning_gym", reason=grader.INSTALL)
+pytest.importorskip("reasoning_gym", reason="pip install 'conductor-rl[reasoning]'")
 
 pytestmark = pytest.mark.real_time
 

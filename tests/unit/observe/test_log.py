@@ -73,7 +73,7 @@ def test_plain_lines_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line[9:] if line[2:3] == ":" else line for line in err.splitlines()]
     assert lines == [
         "info checkpoint.saved step=1 seconds=0.1235",
-        "warning reward.failed kind=raised",
+        "warning reward.failed kind=raised more=in the log only",
         "Traceback:",
         "  no",
     ]
@@ -85,11 +85,11 @@ def test_a_warning_that_comes_again_is_left_to_the_file() -> None:
     lines = PlainLines(stream, least="info")
     for kind in ("raised", "raised", "timed_out"):
         lines.write({"timestamp": "2026-01-02T03:04:05Z", "level": "warning", "event": "reward.failed", "kind": kind})
-    lines.write({"timestamp": "2026-01-02T03:04:05Z", "level": "error", "event": "run.failed"})
+    lines.write({"timestamp": "2026-01-02T03:04:05Z", "level": "error", "event": "abort.unconfirmed"})
     assert stream.getvalue().splitlines() == [
-        "03:04:05 warning reward.failed kind=raised",
-        "03:04:05 warning reward.failed kind=timed_out",
-        "03:04:05 error run.failed",
+        "03:04:05 warning reward.failed kind=raised more=in the log only",
+        "03:04:05 warning reward.failed kind=timed_out more=in the log only",
+        "03:04:05 error abort.unconfirmed",
     ]
 
 

@@ -20,13 +20,13 @@ def record(step: int, **metrics: float) -> StepRecord:
 FIRST = record(
     1,
     reward__mean=0.25,
-    loss=0.0123,
+    entropy=1.0123,
     throughput__samples_per_s=512.04,
     age__mean=0.0,
     time__step_s=2.0,
     groups__filtered=0.0,
 )
-SECOND = record(2, reward__mean=0.5, loss=-0.5, time__step_s=1.0, groups__filtered=3.0, samples__masked=2.0)
+SECOND = record(2, reward__mean=0.5, entropy=0.5, time__step_s=1.0, groups__filtered=3.0, samples__masked=2.0)
 
 
 def test_the_plain_lines() -> None:
@@ -36,13 +36,13 @@ def test_the_plain_lines() -> None:
         progress.stepped(FIRST, Accounts())
         progress.phase("publishing")
         progress.stepped(SECOND, Accounts(admitted=12, committed=8, open=4))
-        progress.stepped(record(4, loss=-1e-9), Accounts())
+        progress.stepped(record(4, entropy=-1e-9), Accounts())
         progress.phase("finishing")
     assert stream.getvalue().splitlines() == [
         "starting",
-        "step 1/4  reward 0.250  loss 0.0123  512.0 samples/s  age 0.0  0:06 left",
-        "step 2/4  reward 0.500  loss -0.5000  3 filtered  2 masked  4 in flight  0:03 left",
-        "step 4/4  loss 0.0000  0:00 left",
+        "step 1/4  reward 0.250  entropy 1.012  512.0 samples/s  age 0.0  0:06 left",
+        "step 2/4  reward 0.500  entropy 0.500  3 filtered  2 masked  4 in flight  0:03 left",
+        "step 4/4  entropy 0.000  0:00 left",
         "finishing",
     ]
 
@@ -83,7 +83,7 @@ def test_the_live_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line.rstrip() for line in captured.get().splitlines()]
     assert lines[0].startswith("step 2/4")
     assert lines[0].endswith("0:03 left")
-    assert lines[1:3] == ["reward 0.500  loss -0.5000  3 filtered  2 masked", "▁█"]
+    assert lines[1:3] == ["reward 0.500  entropy 0.500  3 filtered  2 masked", "▁█"]
     assert lines[3].endswith("publishing")
     assert "step 2/4" in stream.getvalue()
 

@@ -13,7 +13,7 @@ from protocols.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, Token
 from protocols.sections import Site
 from tests.support.scripted.payloads import ScriptedPayloads
 
-datasets = pytest.importorskip("datasets", reason=adapter.INSTALL)
+datasets = pytest.importorskip("datasets", reason="pip install 'conductor-rl[datasets]'")
 
 ROWS = [{"prompt": f"p{index}", "answer": index} for index in range(6)]
 

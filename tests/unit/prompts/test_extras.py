@@ -32,5 +32,5 @@ def test_a_missing_package_is_a_problem_with_the_line_that_installs_it(found, fi
     problems: list[Problem] = list(found())
     (problem,) = problems
     assert problem.field == field
-    assert "needs the package" in problem.why
+    assert "it needs the module" in problem.why
     assert problem.mend.startswith("pip install 'conductor-rl[")

@@ -11,7 +11,7 @@ from protocols.prompts import ChatPrompt, Prompt
 from protocols.sections import Site
 from tests.support.scripted.payloads import ScriptedPayloads
 
-pytest.importorskip("reasoning_gym", reason=reasoning_gym.INSTALL)
+pytest.importorskip("reasoning_gym", reason="pip install 'conductor-rl[reasoning]'")
 
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
 
