@@ -73,7 +73,7 @@ def load_table(path: str, local: Path, subset: str | None, split: str) -> Table:
     if local.is_file():
         if local.suffix not in _FORMATS:
             raise ValueError(f"a file ends in {', '.join(_FORMATS)}, not in '{local.suffix}'")
-        options = {"delimiter": "\t"} if local.suffix == ".tsv" else {}
+        options: dict[str, Any] = {"delimiter": "\t"} if local.suffix == ".tsv" else {}
         rows = datasets.load_dataset(_FORMATS[local.suffix], data_files=str(local), split=split, **options)
     elif any((local / name).is_file() for name in _SAVED):
         saved = datasets.load_from_disk(str(local))

@@ -1,10 +1,10 @@
 """Sample held-out tasks from the untrained model and from trained ones, in the same way, and say what was gained.
 
     python examples/smollm2/evaluate.py JOB CHECKPOINT... [--set FIELD=VALUE ...] [--train-seeds 1 ...]
-        [--tasks 256] [--samples 4] [--seed 1000]
+        [--tasks 256] [--samples 2] [--seed 1000]
 
 JOB says what the tasks are, how tokens are drawn and what the untrained model is. A CHECKPOINT is a folder that a run
-of it wrote (``runs/.../checkpoints/step-40``). Questions that a run with one of the ``--train-seeds`` could have seen
+of it wrote (``runs/.../checkpoints/step-20``). Questions that a run with one of the ``--train-seeds`` could have seen
 are left out, and none is asked twice. The gain at a task is the mean score of its samples from the trained models less
 that from the untrained one; the interval is the mean gain +- 1.96 standard errors over tasks. It says what other tasks
 and other samples would change; what other seeds of training would change, the gain of each checkpoint shows.
@@ -140,7 +140,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as for conductor run")
     parser.add_argument("--train-seeds", type=int, nargs="+", help="seeds of the runs; the job's unless given")
     parser.add_argument("--tasks", type=int, default=256)
-    parser.add_argument("--samples", type=int, default=4, help="of each task, from each model")
+    parser.add_argument("--samples", type=int, default=2, help="of each task, from each model")
     parser.add_argument("--seed", type=int, default=1000, help="of the held-out tasks and of the tokens")
     return parser.parse_args()
 
