@@ -52,8 +52,7 @@ async def drop(ctx: RunContext, lease: Lease, reason: str, detail: str = "") -> 
         BudgetExhausted: Too large a share of the groups was dropped.
     """
     ctx.log.warning("group.dropped", lease_id=lease.lease_id, reason=reason, detail=detail)
-    await _abort(ctx, lease, reason=reason)
-    await ctx.record(Dropped(lease_id=lease.lease_id, reason=reason))
+    await _give_up(ctx, lease, reason)
     ctx.window.dropped += 1
     admitted, dropped = ctx.table.accounts.admitted, ctx.table.accounts.dropped - ctx.table.dropped["remainder"]
     if admitted >= _JUDGED_FROM and dropped > ctx.cfg.max_dropped * admitted:
@@ -69,8 +68,12 @@ async def drop(ctx: RunContext, lease: Lease, reason: str, detail: str = "") -> 
 async def drop_remainder(ctx: RunContext, leases: Sequence[Lease]) -> None:
     """Give up graded groups that fill no batch at the end of an epoch."""
     for lease in leases:
-        await _abort(ctx, lease, reason="remainder")
-        await ctx.record(Dropped(lease_id=lease.lease_id, reason="remainder"))
+        await _give_up(ctx, lease, "remainder")
+
+
+async def _give_up(ctx: RunContext, lease: Lease, reason: str) -> None:
+    await _abort(ctx, lease, reason)
+    await ctx.record(Dropped(lease_id=lease.lease_id, reason=reason))
 
 
 async def _abort(ctx: RunContext, lease: Lease, reason: str) -> None:

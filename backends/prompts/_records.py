@@ -9,8 +9,9 @@ import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
 from backends.prompts._content import prompt_of
-from protocols.errors import BadPrompt, UserError
-from protocols.prompts import Prompt, PromptSourcePort, SourceState
+from backends.prompts._place import Place
+from protocols.errors import BadPrompt
+from protocols.prompts import Prompt, PromptSourcePort
 
 
 class Records(Protocol):
@@ -35,7 +36,7 @@ class Records(Protocol):
         ...
 
 
-class RecordPrompts:
+class RecordPrompts(Place):
     """Draws records in their order, or in one that seed and epoch decide.
 
     Args:
@@ -47,12 +48,11 @@ class RecordPrompts:
     """
 
     def __init__(self, records: Records, *, prompt_field: str, epochs: int | None, shuffle: bool, seed: int) -> None:
+        super().__init__(seed)
         self._records = records
         self._prompt_field = prompt_field
         self._epochs = epochs
         self._shuffle = shuffle
-        self._seed = seed
-        self._position = 0
         self._shuffled: tuple[int, list[int]] = (-1, [])
 
     async def draw(self) -> Prompt | None:
@@ -87,18 +87,6 @@ class RecordPrompts:
             random.Random(f"{self._seed}/prompts/{epoch}").shuffle(order)
             self._shuffled = (epoch, order)
         return self._shuffled[1]
-
-    async def state(self) -> SourceState:
-        """Return where the source stands."""
-        await checkpoint()
-        return SourceState(position=self._position, seed=self._seed)
-
-    async def restore(self, state: SourceState) -> None:
-        """Continue from ``state``; see ``PromptSourcePort.restore``."""
-        await checkpoint()
-        if state.seed != self._seed:
-            raise UserError(f"the prompts were drawn with seed {state.seed}, the job has seed {self._seed}")
-        self._position = state.position
 
     async def fingerprint(self) -> str:
         """Return a digest of the records, the prompt field and what the order depends on."""

@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from backends._functions import Caught, FunctionNotFound, find_function, user_error
 from backends.prompts._content import prompt_of
+from backends.prompts._place import Place
 from protocols.adapters import Host
 from protocols.errors import BadPrompt, Problem, UserError
 from protocols.messages import Message
@@ -50,7 +51,7 @@ class Config(Message, frozen=True, kw_only=True):
     epochs: Annotated[int, Meta(ge=1)] | None = None
 
 
-class FunctionPrompts:
+class FunctionPrompts(Place):
     """Asks a user's function for one prompt after the other, in a thread.
 
     Args:
@@ -60,10 +61,9 @@ class FunctionPrompts:
     """
 
     def __init__(self, function: PromptFunction, cfg: Config, seed: int) -> None:
+        super().__init__(seed)
         self._function = function
         self._cfg = cfg
-        self._seed = seed
-        self._position = 0
         self._ended = False
 
     async def draw(self) -> Prompt | None:
@@ -100,17 +100,9 @@ class FunctionPrompts:
         except BadPrompt as exc:
             raise BadPrompt(f"{self._cfg.function}({index}, {self._seed}): {exc.message}") from exc
 
-    async def state(self) -> SourceState:
-        """Return where the source stands."""
-        await checkpoint()
-        return SourceState(position=self._position, seed=self._seed)
-
     async def restore(self, state: SourceState) -> None:
         """Continue from ``state``; see ``PromptSourcePort.restore``."""
-        await checkpoint()
-        if state.seed != self._seed:
-            raise UserError(f"the prompts were drawn with seed {state.seed}, the job has seed {self._seed}")
-        self._position = state.position
+        await super().restore(state)
         self._ended = False
 
     async def fingerprint(self) -> str:

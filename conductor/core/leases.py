@@ -76,7 +76,6 @@ class Lease:
         receipt: Of the finished rollouts, once they are delivered.
         grades: One a sample, once graded.
         dispatch_id: The batch that claims it.
-        reason: Why it is being aborted.
     """
 
     lease_id: LeaseId
@@ -87,7 +86,6 @@ class Lease:
     receipt: GroupReceipt | None = None
     grades: tuple[Grade | GradeFault, ...] = ()
     dispatch_id: DispatchId | None = None
-    reason: str | None = None
 
     @property
     def finished_receipt(self) -> GroupReceipt:
@@ -267,9 +265,7 @@ class LeaseTable:
             self._settle(lease, State.COMMITTED)
 
     def _abort(self, event: Aborting) -> None:
-        lease = self[event.lease_id]
-        self._move(lease, State.ABORTING)
-        lease.reason = event.reason
+        self._move(self[event.lease_id], State.ABORTING)
 
     def _confirm_abort(self, event: AbortConfirmed) -> None:
         self._move(self[event.lease_id], State.ABORTED)
@@ -284,7 +280,7 @@ class LeaseTable:
             raise InvariantError(f"{lease.lease_id} readmitted as attempt {event.attempt} after {lease.attempt}")
         self._move(lease, State.ADMITTED)
         lease.attempt = event.attempt
-        lease.receipt, lease.grades, lease.reason = None, (), None
+        lease.receipt, lease.grades = None, ()
 
     def _running_attempt(self, lease_id: LeaseId, attempt: int) -> None:
         if attempt != self[lease_id].attempt:

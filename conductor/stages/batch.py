@@ -26,8 +26,11 @@ async def run(
 
 async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[DispatchId]) -> None:
     while True:
-        ready = ctx.table.in_state(State.GRADED)
         complete = _epoch_complete(ctx)
+        if not (ctx.idle or complete):  # nothing to decide, so the open leases need not be looked through
+            await ctx.changed.wait()
+            continue
+        ready = ctx.table.in_state(State.GRADED)
         if ctx.idle and (batch := _select(ctx, ready, complete=complete)):
             await _claim(ctx, batch, batches)
         elif complete and not ready:

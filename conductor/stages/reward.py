@@ -1,8 +1,8 @@
 """Reward: the ids of finished groups in, the ids of graded groups worth training out.
 
 Each group is a task of its own; it waits for the grader, at most ``deadlines.reward``. A sample without a
-reward is masked and counted; a group with fewer than two rewards is dropped (one, where the group has one
-sample); a group whose rewards are all equal is filtered, up to the ceiling.
+reward is masked and counted; a group with fewer than two rewards is dropped; a group whose
+rewards are all equal is filtered, up to the ceiling.
 """
 
 import math
@@ -42,7 +42,7 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         return
     ctx.window.graded(receipt, grades)
     rewards = [grade.reward for grade in grades if isinstance(grade, Grade)]
-    if len(rewards) < min(2, lease.group_size):
+    if len(rewards) < 2:
         faults = [grade for grade in grades if isinstance(grade, GradeFault)]
         await drop(ctx, lease, "too_few_rewards", f"{faults[0].kind}: {faults[0].detail}")
         return
@@ -97,7 +97,7 @@ def _check(request: GradeRequest, report: GradeReport) -> None:
 def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:
     """Decide what becomes of a group; a group whose rewards differ teaches something."""
     policy = ctx.cfg.filter
-    if policy.equal_rewards == "keep" or len(rewards) == 1 or min(rewards) != max(rewards):
+    if policy.equal_rewards == "keep" or min(rewards) != max(rewards):
         return "train"
     if ctx.admission.filtered < ctx.cfg.filter_ceiling:
         return "filter"
