@@ -19,10 +19,10 @@ from protocols.inference import (
     WeightsManifest,
 )
 from protocols.messages import PayloadRef, WeightVersion
-from protocols.wire import over_codec
 from tests.support.batches import site
 from tests.support.scripted.engine import ScriptedEngine
 from tests.support.scripted.payloads import ScriptedPayloads
+from tests.support.wired import wired
 
 CONTEXT = 64
 STOP = 11
@@ -47,21 +47,12 @@ async def _scripted() -> AsyncGenerator[EnginePort]:
     yield ScriptedEngine(context=CONTEXT)
 
 
-def _wired(opened: OpenEngine) -> OpenEngine:
-    @asynccontextmanager
-    async def open_wired() -> AsyncGenerator[EnginePort]:
-        async with opened() as engine:
-            yield over_codec(EnginePort, engine)
-
-    return open_wired
-
-
 @pytest.fixture(
     params=[
         pytest.param(_torch, id="torch", marks=pytest.mark.real_time),
-        pytest.param(_wired(_torch), id="torch-wired", marks=pytest.mark.real_time),
+        pytest.param(wired(EnginePort, _torch), id="torch-wired", marks=pytest.mark.real_time),
         pytest.param(_scripted, id="scripted"),
-        pytest.param(_wired(_scripted), id="scripted-wired"),
+        pytest.param(wired(EnginePort, _scripted), id="scripted-wired"),
     ]
 )
 def open_engine(request: pytest.FixtureRequest) -> OpenEngine:

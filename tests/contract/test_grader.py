@@ -16,9 +16,9 @@ from protocols.messages import LeaseId, PayloadRef
 from protocols.prompts import Prompt, TextPrompt
 from protocols.rollouts import GroupPayload, SamplePayload
 from protocols.sections import Site
-from protocols.wire import over_codec
 from tests.support.scripted.grader import ScriptedGrader
 from tests.support.scripted.payloads import ScriptedPayloads
+from tests.support.wired import wired
 
 OpenGrader = Callable[[PayloadPort], AbstractAsyncContextManager[GraderPort]]
 
@@ -77,20 +77,11 @@ async def _scripted(payloads: PayloadPort) -> AsyncGenerator[GraderPort]:
     yield ScriptedGrader(lambda request: [Grade(reward=float(sample)) for sample in request.samples])
 
 
-def _wired(opened: OpenGrader) -> OpenGrader:
-    @asynccontextmanager
-    async def open_wired(payloads: PayloadPort) -> AsyncGenerator[GraderPort]:
-        async with opened(payloads) as grader:
-            yield over_codec(GraderPort, grader)
-
-    return open_wired
-
-
 PROCESSES = pytest.param("processes", marks=pytest.mark.real_time)
 
 
 def _opener(kind: str, folder: Path) -> OpenGrader:
-    kind, _, wired = kind.partition("-")
+    kind, _, encoded = kind.partition("-")
     match kind:
         case "processes":
             opened = _function(folder, "reward")
@@ -100,7 +91,7 @@ def _opener(kind: str, folder: Path) -> OpenGrader:
             opened = _function(folder, "reward", cheap=True)
         case _:
             opened = _scripted
-    return _wired(opened) if wired else opened
+    return wired(GraderPort, opened) if encoded else opened
 
 
 @pytest.fixture(

@@ -16,9 +16,9 @@ from protocols.adapters import Host
 from protocols.errors import DataFault, UserError
 from protocols.prompts import ChatPrompt, Prompt, PromptSourcePort, SourceState, TextPrompt
 from protocols.sections import Site
-from protocols.wire import over_codec
 from tests.support.scripted.payloads import ScriptedPayloads
 from tests.support.scripted.prompts import ScriptedPrompts
+from tests.support.wired import wired
 
 OpenSource = Callable[..., AbstractAsyncContextManager[PromptSourcePort]]
 """``(count, *, epochs=1, seed=0, bad=())``: ``count`` different prompts an epoch; those at ``bad`` are unreadable."""
@@ -106,17 +106,6 @@ async def _scripted(
     yield ScriptedPrompts(count, epochs=epochs, seed=seed, unreadable=bad)
 
 
-def _wired(opened: OpenSource) -> OpenSource:
-    @asynccontextmanager
-    async def open_wired(
-        count: int, *, epochs: int | None = 1, seed: int = 0, bad: tuple[int, ...] = ()
-    ) -> AsyncGenerator[PromptSourcePort]:
-        async with opened(count, epochs=epochs, seed=seed, bad=bad) as source:
-            yield over_codec(PromptSourcePort, source)
-
-    return open_wired
-
-
 @pytest.fixture(params=["jsonl", "jsonl-shuffled", "function", "datasets", "reasoning_gym", "scripted"])
 def open_direct(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSource:
     match request.param:
@@ -136,7 +125,7 @@ def open_direct(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSource:
 
 @pytest.fixture(params=["direct", "wired"])
 def open_source(request: pytest.FixtureRequest, open_direct: OpenSource) -> OpenSource:
-    return open_direct if request.param == "direct" else _wired(open_direct)
+    return open_direct if request.param == "direct" else wired(PromptSourcePort, open_direct)
 
 
 async def draw_all(source: PromptSourcePort, most: int = 1000) -> list[Prompt]:

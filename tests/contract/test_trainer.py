@@ -13,10 +13,10 @@ from protocols.adapters import Host
 from protocols.errors import InvariantError, Transient, UserError
 from protocols.messages import DispatchId, LeaseId, RegistrationKey
 from protocols.training import CheckpointRequest, StageRequest, TrainerPort
-from protocols.wire import over_codec
 from tests.support.batches import EXAMPLE, Drawn, Group, make_batch, site
 from tests.support.scripted.payloads import ScriptedPayloads
 from tests.support.scripted.trainer import ScriptedTrainer
+from tests.support.wired import wired
 
 OpenTrainer = Callable[[ScriptedPayloads], AbstractAsyncContextManager[TrainerPort]]
 
@@ -31,21 +31,12 @@ async def _scripted(payloads: ScriptedPayloads) -> AsyncGenerator[TrainerPort]:
     yield ScriptedTrainer(payloads)
 
 
-def _wired(opened: OpenTrainer) -> OpenTrainer:
-    @asynccontextmanager
-    async def open_wired(payloads: ScriptedPayloads) -> AsyncGenerator[TrainerPort]:
-        async with opened(payloads) as trainer:
-            yield over_codec(TrainerPort, trainer)
-
-    return open_wired
-
-
 @pytest.fixture(
     params=[
         pytest.param(_torch, id="torch", marks=pytest.mark.real_time),
-        pytest.param(_wired(_torch), id="torch-wired", marks=pytest.mark.real_time),
+        pytest.param(wired(TrainerPort, _torch), id="torch-wired", marks=pytest.mark.real_time),
         pytest.param(_scripted, id="scripted"),
-        pytest.param(_wired(_scripted), id="scripted-wired"),
+        pytest.param(wired(TrainerPort, _scripted), id="scripted-wired"),
     ]
 )
 def open_trainer(request: pytest.FixtureRequest) -> OpenTrainer:
