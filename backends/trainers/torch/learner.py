@@ -10,10 +10,12 @@ from torch import Tensor
 from backends.trainers.torch import Config, ratios
 from backends.trainers.torch.aggregation import Totals, token_shares
 from backends.trainers.torch.divergence import k3
-from backends.trainers.torch.microbatch import MicroBatch, collate, pack
+from backends.trainers.torch.microbatch import MicroBatch, collate
 from backends.trainers.torch.objective import token_loss
+from backends.trainers.torch.packing import Strip, pack
 from backends.trainers.torch.rows import Row, check_identities, trained_rows
 from backends.trainers.torch.scores import score_tokens
+from backends.trainers.torch.sharing import shareable_width
 from protocols.errors import InvariantError
 from protocols.messages import DispatchId, RegistrationKey, WeightVersion
 from protocols.training import AccumulateReport, BatchLease, StepReport
@@ -50,6 +52,7 @@ class Learner:
         self.optimizer = torch.optim.AdamW(
             self._parameters, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay, fused=True
         )
+        self._hidden = shareable_width(module)
         self.version = WeightVersion(0)
         self._registration: RegistrationKey | None = None
         self._window: _Window | None = None
@@ -62,7 +65,7 @@ class Learner:
     def warm_up(self) -> None:
         """Run both passes once and forget the gradients: the first ones are slow."""
         row = Row(prompt=(0,), completion=(0,), behaviour=(0.0,), advantage=0.0, weight=1.0, temperature=1.0)
-        self._backward(collate([row], self.module.device), Totals.of([row]))
+        self._backward(collate([Strip((row,))], self.module.device), Totals.of([row]))
         self.discard()
 
     def outcome(self, dispatch_id: DispatchId) -> StepReport | None:
@@ -164,20 +167,21 @@ class Learner:
     def _accumulate(self, rows: Sequence[Row]) -> dict[str, float]:
         totals = Totals.of(rows)
         means = torch.zeros(len(_MEANS), dtype=torch.float64)
-        largest, passes, read = 0.0, 0, 0
-        for part in pack(rows, self._cfg.micro_batch_tokens):
+        largest, passes, read, filled = 0.0, 0, 0, 0
+        for part in pack(rows, self._cfg.micro_batch_tokens, hidden=self._hidden):
             self._interrupt()
             micro = collate(part, self.module.device)
             added, ratio = self._backward(micro, totals)
             means += added
-            largest, passes, read = max(largest, ratio), passes + 1, read + micro.input_ids.numel()
+            largest, passes = max(largest, ratio), passes + 1
+            read, filled = read + micro.input_ids.numel(), filled + sum(strip.width for strip in part)
         return {
             **dict(zip(_MEANS, means.tolist(), strict=True)),
             "ratio/max": largest,
             "train/tokens": float(sum(len(row.completion) for row in rows)),
             "train/samples": float(len(rows)),
             "train/micro_batches": float(passes),
-            "train/padding_fraction": 1 - sum(row.width for row in rows) / read if read else 0.0,
+            "train/padding_fraction": 1 - filled / read if read else 0.0,
         }
 
     def _backward(self, micro: MicroBatch, totals: Totals) -> tuple[Tensor, float]:
@@ -191,8 +195,8 @@ class Learner:
             What it adds to the batch's ``_MEANS``, float64 on the CPU; and the largest ratio.
         """
         cfg = self._cfg
-        logits = self.module(input_ids=micro.input_ids, use_cache=False, logits_to_keep=micro.predicts).logits
-        scores = score_tokens(logits, micro.targets, micro.temperature, entropy_gradient=cfg.entropy_bonus > 0)
+        logits = self.module(**micro.inputs(), use_cache=False, logits_to_keep=micro.predicts).logits
+        scores = score_tokens(logits, micro.temperature, micro.source, micro.targets, entropy_gradient=cfg.entropy_bonus > 0)
         losses = token_loss(cfg, scores, micro)
         shares = token_shares(micro.weights, micro.sequences, totals, cfg.aggregation, cfg.aggregation_length)
         loss = torch.dot(shares, losses.loss)

@@ -161,8 +161,8 @@ def test_metrics_of_a_step() -> None:
     assert metrics["lr"] == 1e-2
     assert metrics["train/tokens"] == 17
     assert metrics["train/samples"] == 5
-    assert metrics["train/micro_batches"] == 3  # widths 8, 6 and 4, 3 and 2
-    assert metrics["train/padding_fraction"] == pytest.approx(1 - 23 / (8 + 12 + 6))
+    assert metrics["train/micro_batches"] == 2  # widths 9 (6 + 4 + 2 tokens read behind one prompt of 3), 8 and 4
+    assert metrics["train/padding_fraction"] == pytest.approx(1 - 16 / (12 + 4))
     assert 0 < metrics["entropy"] <= math.log(VOCABULARY)
     assert metrics["ratio/max"] >= metrics["ratio/mean"] > 0
     assert metrics["kl/behaviour"] >= 0

@@ -11,10 +11,23 @@ def _reference(logits: Tensor, temperature: float) -> Tensor:
     return (logits.double() / temperature).softmax(-1)
 
 
+def test_samples_that_begin_at_one_position_share_its_logits() -> None:
+    logits = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, 0.0]])
+    source, targets = torch.tensor([0, 1, 0]), torch.tensor([2, 1, 0])
+    shared = score_tokens(logits, torch.tensor([1.0, 0.5]), source, targets, entropy_gradient=False)
+    alone = score_tokens(
+        logits[source], torch.tensor([1.0, 0.5, 1.0]), torch.arange(3), targets, entropy_gradient=False
+    )
+    assert torch.equal(shared.logprobs, alone.logprobs)
+    assert torch.equal(shared.entropy, alone.entropy)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_are_scored_at_the_temperature_they_were_drawn_at(temperature: float) -> None:
     logits = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, 0.0]])
-    scores = score_tokens(logits, torch.tensor([2, 1]), torch.full((2,), temperature), entropy_gradient=False)
+    scores = score_tokens(
+        logits, torch.full((2,), temperature), torch.tensor([0, 1]), torch.tensor([2, 1]), entropy_gradient=False
+    )
     probabilities = _reference(logits, temperature)
     torch.testing.assert_close(scores.logprobs.double(), probabilities[[0, 1], [2, 1]].log())
     torch.testing.assert_close(scores.entropy.double(), -(probabilities * probabilities.log()).sum(-1))
@@ -23,10 +36,10 @@ def test_tokens_are_scored_at_the_temperature_they_were_drawn_at(temperature: fl
 def test_the_entropy_has_a_gradient_where_it_is_asked_for() -> None:
     """Uphill leads to the uniform distribution."""
     logits = torch.tensor([[2.0, 0.0, -1.0]], requires_grad=True)
-    targets, temperature = torch.tensor([0]), torch.ones(1)
-    assert not score_tokens(logits, targets, temperature, entropy_gradient=False).entropy.requires_grad
+    temperature, source, targets = torch.ones(1), torch.tensor([0]), torch.tensor([0])
+    assert not score_tokens(logits, temperature, source, targets, entropy_gradient=False).entropy.requires_grad
     (uphill,) = torch.autograd.grad(
-        score_tokens(logits, targets, temperature, entropy_gradient=True).entropy.sum(), logits
+        score_tokens(logits, temperature, source, targets, entropy_gradient=True).entropy.sum(), logits
     )
     logprobs = logits.detach().log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum()
