@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from conductor.algorithms.table import Algorithm
 from protocols.inference import Sampling
 from protocols.messages import Message, RegistrationKey
 from protocols.sections import Section
+from protocols.training import Algorithm
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -67,7 +67,6 @@ class RunConfig(Message, frozen=True, kw_only=True):
         slots: Groups in flight at once; None: as many as ``max_age`` lets be useful.
         remainder: Prompts left over at the end of an epoch that do not fill a batch: ``train`` them as a
             short batch, ``drop`` them, or ``carry`` them over into the next epoch.
-        algorithm: How rewards become advantages.
         attempts: Times that one group may be generated, for transient failures.
         max_dropped: Groups that may be dropped for bad data in a run, as a fraction of those admitted
             (counted from the tenth on).
@@ -91,7 +90,6 @@ class RunConfig(Message, frozen=True, kw_only=True):
     max_age: Annotated[int, Meta(ge=0)] = 0
     slots: PositiveInt | None = None
     remainder: Literal["train", "drop", "carry"] = "train"
-    algorithm: Algorithm = "grpo"
     attempts: PositiveInt = 3
     max_dropped: Annotated[float, Meta(ge=0, le=1)] = 0.5
     filter: FilterConfig = FilterConfig()
@@ -113,6 +111,11 @@ class RunConfig(Message, frozen=True, kw_only=True):
     trackers: tuple[Section, ...] = (Section(kind="jsonl"),)
 
     @property
+    def algorithm(self) -> Algorithm:
+        """How rewards become advantages."""
+        return algorithm_of(self.train)
+
+    @property
     def slots_in_flight(self) -> int:
         """Groups in flight at once."""
         return self.slots or self.batch_groups * (self.max_age + 1)
@@ -121,3 +124,8 @@ class RunConfig(Message, frozen=True, kw_only=True):
     def filter_ceiling(self) -> int:
         """Most groups filtered for one step."""
         return self.batch_groups if self.filter.ceiling is None else self.filter.ceiling
+
+
+def algorithm_of(train: Section) -> Algorithm:
+    """Return the algorithm that ``[train]`` names; its other half is the trainer's, so it stands in its section."""
+    return train.options.get("algorithm", "grpo")

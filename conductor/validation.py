@@ -1,5 +1,6 @@
 """What is wrong with a job as a whole: between its fields, and in the sections that adapters define."""
 
+import difflib
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -8,7 +9,8 @@ from typing import Any, cast
 
 import msgspec
 
-from conductor.config import RunConfig
+from conductor.algorithms.table import ALGORITHMS
+from conductor.config import RunConfig, algorithm_of
 from conductor.decoding import decode, decode_fields
 from protocols.adapters import Adapter, UnknownAdapter, known_kinds, missing_module, resolve
 from protocols.errors import Problem
@@ -51,7 +53,7 @@ def find_problems_between(fields: Mapping[str, Any], *, given: Collection[str] =
         if name in fields and name not in given:
             found = _section(name, fields[name], site, needs_model=_needs_model(fields, given))
             wrong = {_owner(problem) for problem in problems} | (set(SECTIONS) - fields.keys())
-            problems += _fresh(found, name, wrong)
+            problems += _fresh(found, name, wrong, {problem.field for problem in problems})
     if "trackers" not in given:
         for number, section in enumerate(fields.get("trackers", ())):
             problems += _adapter_problems(f"trackers[{number}]", "tracker", section, site)
@@ -84,6 +86,8 @@ def _site(fields: Mapping[str, Any]) -> Site:
         job_dir=str(job_dir),
         run_dir=None if run_dir is None else str((job_dir / run_dir).resolve()),
         seed=fields.get("seed", 0),
+        steps=fields.get("steps"),
+        max_tokens=sampling.max_tokens if isinstance(sampling := fields.get("sampling"), Sampling) else None,
         model=fields.get("model"),
     )
 
@@ -92,8 +96,18 @@ def _absolute(job_dir: str | None) -> Path:
     return Path(job_dir or ".").absolute()
 
 
-def _one_sample(group_size: int, algorithm: str) -> Iterable[Problem]:
-    if group_size == 1:
+def _algorithm(train: Section) -> Iterable[Problem]:
+    """Find an algorithm that the controller does not know; the trainer's adapter may know more."""
+    name = algorithm_of(train)
+    if name not in ALGORITHMS:
+        near = difflib.get_close_matches(str(name), ALGORITHMS, n=1)
+        mend = f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(ALGORITHMS)}"
+        yield Problem(field="train.algorithm", value=repr(name), why="there is no such algorithm", mend=mend)
+
+
+def _one_sample(group_size: int, train: Section) -> Iterable[Problem]:
+    algorithm = algorithm_of(train)
+    if group_size == 1 and algorithm in ALGORITHMS and ALGORITHMS[algorithm].compares:
         why = f"'{algorithm}' compares the samples of a group, and one has nothing to compare with"
         yield Problem(field="group_size", value="1", why=why, mend="give at least 2")
 
@@ -152,7 +166,13 @@ def make_folder(run_dir: str) -> Problem | None:
     return None
 
 
-_RULES: tuple[Callable[..., Iterable[Problem]], ...] = (_one_sample, _equal_samples, _context, _folder)
+_RULES: tuple[Callable[..., Iterable[Problem]], ...] = (
+    _algorithm,
+    _one_sample,
+    _equal_samples,
+    _context,
+    _folder,
+)
 """What must hold between fields. A rule's parameters name the fields it reads: it is asked only if all are right."""
 
 
@@ -202,12 +222,12 @@ def _lacking(adapter: Adapter, room: str) -> list[str]:
     return [name for name in ("Config", "check", *opens) if not hasattr(adapter, name)]
 
 
-def _fresh(found: Iterable[Problem], section: str, wrong: Collection[str]) -> list[Problem]:
+def _fresh(found: Iterable[Problem], section: str, wrong: Collection[str], reported: Collection[str]) -> list[Problem]:
     """Leave out repetitions, and what an adapter says about another section that is known to be wrong."""
     fresh: list[Problem] = []
     for problem in found:
         owner = _owner(problem)
-        if problem not in fresh and (owner == section or owner not in wrong):
+        if problem.field not in reported and problem not in fresh and (owner == section or owner not in wrong):
             fresh.append(problem)
     return fresh
 

@@ -22,10 +22,14 @@ class Site(Message, frozen=True, kw_only=True):
         job_dir: Absolute folder that relative paths in the job start from.
         run_dir: Absolute folder of this run; None when nothing is written.
         seed: Seed of the run.
+        steps: Train steps that the run takes at most; None where that is not known.
+        max_tokens: Most tokens of one completion; None where that is not known.
         model: The job's model, for engines, trainers and tokenizers; None where none is named.
     """
 
     job_dir: str
     run_dir: str | None = None
     seed: int = 0
+    steps: int | None = None
+    max_tokens: int | None = None
     model: Section | None = None

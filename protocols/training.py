@@ -5,18 +5,36 @@ from typing import Literal, Protocol
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, LeaseId, Message, PayloadRef, RegistrationKey, WeightVersion
 
+Algorithm = Literal[
+    "grpo",
+    "dapo",
+    "dr_grpo",
+    "rloo",
+    "maxrl",
+    "lite_ppo",
+    "gspo",
+    "cispo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "ppo",
+]
+"""Names of algorithms: the controller knows what each does with rewards, a trainer what it does with tokens."""
+
 
 class SampleRow(Message, frozen=True, kw_only=True):
     """One sample of a batch.
 
     Attributes:
         sample: Index in the group's payload.
-        advantage: Dimensionless, the same for every token of the sample.
+        advantage: Of the sample among its group or batch, dimensionless; 0 where the algorithm estimates advantages
+            of tokens, which is the trainer's part.
+        reward: What the sample earned; 0 for a masked one.
         weight: 1, or 0 for a masked sample: it then counts nowhere in the loss.
     """
 
     sample: int
     advantage: float
+    reward: float = 0.0
     weight: float = 1.0
 
 

@@ -1,8 +1,8 @@
 """Reward: the ids of finished groups in, the ids of graded groups worth training out.
 
 Each group is a task of its own; it waits for the grader, at most ``deadlines.reward``. A sample without a
-reward is masked and counted; a group with fewer than two rewards is dropped; a group whose
-rewards are all equal is filtered, up to the ceiling.
+reward is masked and counted. Where the algorithm compares the samples of a group, one with fewer than two rewards is
+dropped, and one whose rewards are all equal filtered, up to the ceiling.
 """
 
 import math
@@ -12,6 +12,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from conductor.abort import drop, prefix_of, retry
+from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
 from conductor.core.leases import Lease
 from protocols.errors import BudgetExhausted, InvariantError, Transient
@@ -42,7 +43,7 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         return
     ctx.window.graded(receipt, grades)
     rewards = [grade.reward for grade in grades if isinstance(grade, Grade)]
-    if len(rewards) < 2:
+    if len(rewards) < (2 if ALGORITHMS[ctx.cfg.algorithm].compares else 1):
         faults = [grade for grade in grades if isinstance(grade, GradeFault)]
         await drop(ctx, lease, "too_few_rewards", f"{faults[0].kind}: {faults[0].detail}")
         return
@@ -95,9 +96,10 @@ def _check(request: GradeRequest, report: GradeReport) -> None:
 
 
 def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:
-    """Decide what becomes of a group; a group whose rewards differ teaches something."""
+    """Decide what becomes of a group."""
     policy = ctx.cfg.filter
-    if policy.equal_rewards == "keep" or min(rewards) != max(rewards):
+    teaches = not ALGORITHMS[ctx.cfg.algorithm].compares or min(rewards) != max(rewards)
+    if teaches or policy.equal_rewards == "keep":
         return "train"
     if ctx.admission.filtered < ctx.cfg.filter_ceiling:
         return "filter"

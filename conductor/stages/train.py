@@ -61,7 +61,7 @@ def _wait_for_batch(ctx: RunContext) -> None:
 def batch_lease(ctx: RunContext, dispatch_id: DispatchId, leases: tuple[Lease, ...]) -> BatchLease:
     """Bind the claimed groups to the trainer's version, with an advantage for every sample."""
     rewards = [[grade.reward for grade in lease.grades if isinstance(grade, Grade)] for lease in leases]
-    advantages = ALGORITHMS[ctx.cfg.algorithm](rewards)
+    advantages = ALGORITHMS[ctx.cfg.algorithm].advantages(rewards)
     return BatchLease(
         dispatch_id=dispatch_id,
         registration=ctx.cfg.registration,
@@ -72,16 +72,18 @@ def batch_lease(ctx: RunContext, dispatch_id: DispatchId, leases: tuple[Lease, .
 
 def _row(lease: Lease, advantages: tuple[float, ...]) -> GroupRow:
     """Return the row of one group, given the advantages of its graded samples; the others weigh nothing."""
-    graded = [index for index, grade in enumerate(lease.grades) if isinstance(grade, Grade)]
-    by_sample = dict(zip(graded, advantages, strict=True))
+    left = iter(advantages)
+    samples = (
+        SampleRow(sample=index, advantage=next(left), reward=grade.reward)
+        if isinstance(grade, Grade)
+        else SampleRow(sample=index, advantage=0.0, weight=0.0)
+        for index, grade in enumerate(lease.grades)
+    )
     return GroupRow(
         lease_id=lease.lease_id,
         attempt=lease.attempt,
         payload=lease.finished_receipt.payload,
-        samples=tuple(
-            SampleRow(sample=index, advantage=by_sample.get(index, 0.0), weight=1.0 if index in by_sample else 0.0)
-            for index in range(lease.group_size)
-        ),
+        samples=tuple(samples),
     )
 
 
@@ -142,7 +144,8 @@ async def _close_step(
         "loop/lag_p99_s": lag_p99_s,
         "loop/lag_max_s": lag_max_s,
     }
-    if not any(row.advantage for group in batch.groups for row in group.samples):
+    compares = ALGORITHMS[ctx.cfg.algorithm].compares
+    if compares and not any(row.advantage for group in batch.groups for row in group.samples):
         ctx.log.warning("step.taught_nothing", step=report.version, why="the rewards of each group are all equal")
     record = StepRecord(step=report.version, metrics=metrics)
     ctx.history.append(record)

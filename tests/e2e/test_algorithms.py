@@ -23,15 +23,19 @@ SMALL = [
     "train.threads=1",
 ]
 LOSSES = {
-    "clip": ["train.clip_high=0.28"],
+    "dapo": ["train.algorithm=dapo"],
     "dual-clip": ["train.dual_clip=3.0"],
-    "gspo": ["train.loss=gspo", "train.aggregation=sequence", "train.clip_low=0.01", "train.clip_high=0.02"],
-    "cispo": ["train.loss=cispo", "train.clip_low=1.0", "train.clip_high=4.0"],
+    "gspo": ["train.algorithm=gspo", "train.clip_low=0.01", "train.clip_high=0.02"],
+    "cispo": ["train.algorithm=cispo"],
     "reinforce": ["train.loss=reinforce"],
     "token-tis": ["train.loss=reinforce", "train.importance=token"],
     "sequence-tis": ["train.loss=reinforce", "train.importance=sequence"],
-    "constant": ["algorithm=dr_grpo", "train.aggregation=constant", "train.aggregation_length=2"],
+    "constant": ["train.algorithm=dr_grpo"],
     "entropy": ["train.entropy_bonus=0.01"],
+    "decoupled": ["train.proximal=start", "train.importance=token", "train.minibatches=2"],
+    "rejection": ['train.reject={by="token",low=0.2,high=5.0}'],
+    "penalty": ["train.kl.coef=0.001"],
+    "schedule": ["train.schedule.kind=cosine", "train.schedule.warmup=2", "train.schedule.floor=0.2"],
 }
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
@@ -52,7 +56,7 @@ async def learn(run_dir: Path, *overrides: str) -> RunResult:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 async def test_every_algorithm_learns(tmp_path: Path, name: str) -> None:
-    await learn(tmp_path / "run", f"algorithm={name}")
+    await learn(tmp_path / "run", f"train.algorithm={name}")
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -45,12 +45,14 @@ def site(model: Section = GPT2) -> Site:
 
 
 class Drawn(NamedTuple):
-    """One sample and what the controller made of it."""
+    """One sample and what the controller made of it; ``logprobs`` where tokens were not all drawn with ``logprob``."""
 
     tokens: tuple[int, ...]
     advantage: float = 1.0
     weight: float = 1.0
     logprob: float = -2.0
+    reward: float = 0.0
+    logprobs: tuple[float, ...] | None = None
 
 
 class Group(NamedTuple):
@@ -101,7 +103,7 @@ def make_batch(
 
 def _group_row(registration: RegistrationKey, lease_id: LeaseId, group: Group) -> GroupRow:
     samples = (
-        SampleRow(sample=index, advantage=drawn.advantage, weight=drawn.weight)
+        SampleRow(sample=index, advantage=drawn.advantage, reward=drawn.reward, weight=drawn.weight)
         for index, drawn in enumerate(group.samples)
     )
     owner = attempt_prefix(registration, lease_id, 0)
@@ -110,7 +112,7 @@ def _group_row(registration: RegistrationKey, lease_id: LeaseId, group: Group) -
 
 def _payload(group: Group) -> GroupPayload:
     samples = (
-        SamplePayload(token_ids=drawn.tokens, logprobs=(drawn.logprob,) * len(drawn.tokens), text="")
+        SamplePayload(token_ids=drawn.tokens, logprobs=drawn.logprobs or (drawn.logprob,) * len(drawn.tokens), text="")
         for drawn in group.samples
     )
     return GroupPayload(prompt_ids=group.prompt, prompt_text="", temperature=group.temperature, samples=tuple(samples))

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 from torch import Tensor
 
-from backends.trainers.torch import Aggregation
+from backends.trainers.torch.options import Aggregation
 from backends.trainers.torch.rows import Row
 from backends.trainers.torch.sequences import Sequences
 

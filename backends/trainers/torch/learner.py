@@ -1,71 +1,83 @@
-"""Parameters, optimizer and gradient window. Synchronous: one thread at a time may use it."""
+"""Models, optimizers and the gradient window. Synchronous: one thread at a time may use it."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor
-
-from backends.trainers.torch import Config, ratios
-from backends.trainers.torch.aggregation import Totals, token_shares
-from backends.trainers.torch.divergence import k3
-from backends.trainers.torch.microbatch import MicroBatch, collate
-from backends.trainers.torch.objective import token_loss
-from backends.trainers.torch.packing import Strip, pack
-from backends.trainers.torch.rows import Row, check_identities, trained_rows
-from backends.trainers.torch.scores import score_tokens
+from backends.trainers.torch.models import Models
+from backends.trainers.torch.options import Config
+from backends.trainers.torch.passes import backward
+from backends.trainers.torch.preparation import Minibatch, Preparation
+from backends.trainers.torch.recipes import objective_of
+from backends.trainers.torch.rows import Row, check_identities, trained_groups
+from backends.trainers.torch.schedule import learning_rate
 from backends.trainers.torch.sharing import shareable_width
+from backends.trainers.torch.stepper import Stepper
 from protocols.errors import InvariantError
 from protocols.messages import DispatchId, RegistrationKey, WeightVersion
+from protocols.sections import Site
 from protocols.training import AccumulateReport, BatchLease, StepReport
-
-_MEANS = ("loss", "ratio/mean", "clip_fraction", "entropy", "kl/behaviour")
 
 
 class _Window(NamedTuple):
-    """What has been accumulated."""
+    """What has been accumulated: the gradients are those of the first minibatch."""
 
     batch: BatchLease
+    minibatches: list[Minibatch]
     metrics: dict[str, float]
 
 
 class Learner:
-    """Steps one model.
+    """Steps a policy, and a critic where it has one.
+
+    One step of the port is ``epochs x minibatches`` steps of the optimizers, and one version.
 
     Args:
-        module: A Hugging Face causal language model; it stays in the mode that it comes in.
+        models: What is trained, and what it is compared with.
         cfg: The options of the trainer.
-        interrupt: Called before each micro-batch; may raise.
+        site: How long the run and its completions are.
+        interrupt: Called before each micro-batch, until parameters change; may raise.
 
     Attributes:
-        module: As given.
-        optimizer: AdamW over every parameter that has a gradient.
+        steppers: The policy's and the critic's, by the name of the role.
         version: Steps that changed parameters.
     """
 
-    def __init__(self, module: Any, cfg: Config, *, interrupt: Callable[[], None]) -> None:
-        self.module = module
+    def __init__(self, models: Models, cfg: Config, *, site: Site, interrupt: Callable[[], None]) -> None:
+        self._models = models
         self._cfg = cfg
+        self._steps = cfg.schedule.steps or site.steps
+        self._objective = objective_of(cfg, site.max_tokens)
         self._interrupt = interrupt
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self._parameters, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay, fused=True
-        )
-        self._hidden = shareable_width(module)
+        hidden = shareable_width(models.policy)
+        self._preparation = Preparation(models, cfg, self._objective, hidden, interrupt)
+        self.steppers = {"policy": Stepper(models.policy, cfg)}
+        if models.critic is not None:
+            self.steppers["critic"] = Stepper(models.critic, cfg)
+        self._base_rates = {"policy": cfg.lr, "critic": cfg.critic.lr or cfg.lr}
         self.version = WeightVersion(0)
+        self._half_way: DispatchId | None = None
         self._registration: RegistrationKey | None = None
         self._window: _Window | None = None
         self._report: StepReport | None = None
-        for parameter in self._parameters:
-            # AdamW passes over a parameter without a gradient: a batch that trains nothing would then differ
-            # from one whose gradients are zero, and a run that was loaded from one that was not
-            parameter.grad = torch.zeros_like(parameter)
+
+    @property
+    def module(self) -> Any:
+        """The policy."""
+        return self._models.policy
+
+    @property
+    def optimizer(self) -> Any:
+        """The policy's optimizer."""
+        return self.steppers["policy"].optimizer
 
     def warm_up(self) -> None:
         """Run both passes once and forget the gradients: the first ones are slow."""
-        row = Row(prompt=(0,), completion=(0,), behaviour=(0.0,), advantage=0.0, weight=1.0, temperature=1.0)
-        self._backward(collate([Strip((row,))], self.module.device), Totals.of([row]))
+        row = Row(
+            prompt=(0,), completion=(0,), behaviour=(0.0,), advantage=0.0, reward=0.0, weight=1.0, temperature=1.0
+        )
+        (minibatch, *_) = self._preparation.prepare([[row]])
+        self._pass(minibatch, self._interrupt)
         self.discard()
 
     def outcome(self, dispatch_id: DispatchId) -> StepReport | None:
@@ -90,6 +102,8 @@ class Learner:
         Raises:
             InvariantError: It may not.
         """
+        if self._half_way is not None:
+            raise InvariantError(f"the parameters are half-way through {self._half_way}; load a checkpoint")
         if self.outcome(batch.dispatch_id) is not None:
             raise InvariantError(f"{batch.dispatch_id} is a step already")
         if self._window is not None:
@@ -101,7 +115,7 @@ class Learner:
         check_identities(batch)
 
     def accumulate(self, batch: BatchLease, payloads: Sequence[Any]) -> AccumulateReport:
-        """Add the gradients of a batch; when it raises, there are none.
+        """Prepare a batch and add the gradients of its first minibatch; when it raises, there are none.
 
         Args:
             batch: What to add.
@@ -111,18 +125,22 @@ class Learner:
             InvariantError: The batch or its payloads are not what they should be.
         """
         self.check(batch)
-        rows = list(trained_rows(batch, payloads))
+        groups = trained_groups(batch, payloads)
         try:
-            metrics = self._accumulate(rows)
+            minibatches = self._preparation.prepare(groups)
+            metrics = self._pass(minibatches[0], self._interrupt)
         except BaseException:
             self.discard()
             raise
         self._registration = batch.registration
-        self._window = _Window(batch, metrics)
+        self._window = _Window(batch, minibatches, metrics)
         return AccumulateReport(dispatch_id=batch.dispatch_id, metrics=metrics)
 
     def apply(self, dispatch_id: DispatchId) -> StepReport:
-        """Step the optimizer, unless the gradients are not finite, and end the window.
+        """Step the optimizers, go on through the batch as often as is asked for, and end the window.
+
+        A minibatch whose gradients are not finite changes nothing. Where something is raised between two optimizer
+        steps, the report says ``partial``, and only a checkpoint leads on.
 
         Raises:
             InvariantError: Something else is accumulated, or nothing.
@@ -131,19 +149,17 @@ class Learner:
         if window is None or window.batch.dispatch_id != dispatch_id:
             raise InvariantError(f"{dispatch_id} is not accumulated")
         try:
-            norm = self._step()
+            metrics = self._updates(window)
+        except BaseException:
+            self._report = self._settle(window, "partial" if self._half_way else "no", {})
+            raise
         finally:
             self.discard()
-        finite = math.isfinite(norm)
-        if finite:
+        self._half_way = None
+        changed = metrics["train/skipped"] < 1
+        if changed:
             self.version = WeightVersion(self.version + 1)
-        self._report = StepReport(
-            dispatch_id=dispatch_id,
-            version=self.version,
-            mutated="yes" if finite else "no",
-            consumed=tuple(group.lease_id for group in window.batch.groups),
-            metrics=window.metrics | {"grad_norm": norm, "lr": self._cfg.lr, "train/skipped": float(not finite)},
-        )
+        self._report = self._settle(window, "yes" if changed else "no", metrics)
         return self._report
 
     def train_step(self, batch: BatchLease, payloads: Sequence[Any]) -> StepReport:
@@ -156,65 +172,87 @@ class Learner:
     def discard(self) -> None:
         """Zero the gradients and end the window."""
         self._window = None
-        self.optimizer.zero_grad(set_to_none=False)
+        for stepper in self.steppers.values():
+            stepper.zero()
 
     def restart(self, version: WeightVersion) -> None:
-        """Go on from parameters and optimizer state that were loaded; no step is remembered."""
+        """Go on from parameters and optimizer states that were loaded; no step is remembered."""
         self.discard()
         self.version = version
+        self._half_way = None
         self._report = None
 
-    def _accumulate(self, rows: Sequence[Row]) -> dict[str, float]:
-        totals = Totals.of(rows)
-        means = torch.zeros(len(_MEANS), dtype=torch.float64)
-        largest, passes, read, filled = 0.0, 0, 0, 0
-        for part in pack(rows, self._cfg.micro_batch_tokens, hidden=self._hidden):
-            self._interrupt()
-            micro = collate(part, self.module.device)
-            added, ratio = self._backward(micro, totals)
-            means += added
-            largest, passes = max(largest, ratio), passes + 1
-            read, filled = read + micro.input_ids.numel(), filled + sum(strip.width for strip in part)
+    def _settle(
+        self, window: _Window, mutated: Literal["no", "partial", "yes"], metrics: dict[str, float]
+    ) -> StepReport:
+        return StepReport(
+            dispatch_id=window.batch.dispatch_id,
+            version=self.version,
+            mutated=mutated,
+            consumed=tuple(group.lease_id for group in window.batch.groups),
+            metrics=metrics,
+        )
+
+    def _updates(self, window: _Window) -> dict[str, float]:
+        """Make all optimizer steps of a batch; returns the means of their metrics."""
+        rates = {name: self._rate(name) for name in self.steppers}
+        each = [window.metrics | self._step(window, rates)]
+        order = [minibatch for _ in range(self._cfg.epochs) for minibatch in window.minibatches]
+        for minibatch in order[1:]:
+            for stepper in self.steppers.values():
+                stepper.zero()
+            metrics = self._pass(minibatch, _go_on)  # half of a step is of no use to anybody
+            each.append(metrics | self._step(window, rates))
+        metrics = {name: math.fsum(one[name] for one in each) / len(each) for name in each[0]}
+        metrics["ratio/max"] = max(one["ratio/max"] for one in each)
+        metrics["train/updates"] = float(len(each))
+        for name in ("train/tokens", "train/samples", "train/micro_batches"):
+            metrics[name] *= len(window.minibatches)  # of one pass over the batch
+        return metrics | {"lr": rates["policy"]}
+
+    def _step(self, window: _Window, rates: dict[str, float]) -> dict[str, float]:
+        """Change parameters if all gradients are finite; returns their norms before clipping."""
+        norms = {name: stepper.norm() for name, stepper in self.steppers.items()}
+        finite = all(bool(norm.isfinite()) for norm in norms.values())
+        if finite:
+            self._half_way = window.batch.dispatch_id
+            for name, stepper in self.steppers.items():
+                stepper.step(norms[name], rates[name])
+        values = {"grad_norm" if name == "policy" else f"{name}/grad_norm": norms[name].item() for name in norms}
+        return values | {"train/skipped": float(not finite)}
+
+    def _rate(self, name: str) -> float:
+        schedule = self._cfg.schedule
+        return learning_rate(
+            self.version,
+            base=self._base_rates[name],
+            schedule=schedule.kind,
+            warmup=schedule.warmup,
+            total=self._steps,
+            floor=schedule.floor,
+        )
+
+    def _pass(self, minibatch: Minibatch, interrupt: Callable[[], None]) -> dict[str, float]:
+        """Add the gradients of a minibatch."""
+        sums: dict[str, float] = {}
+        largest, read, filled = 0.0, 0, 0
+        for part in minibatch.parts:
+            interrupt()
+            added = backward(part, minibatch.totals, self._models, self._cfg, self._objective)
+            for name, value in added.sums.items():
+                sums[name] = sums.get(name, 0.0) + value
+            largest = max(largest, added.largest)
+            read, filled = read + part.micro.input_ids.numel(), filled + part.read
         return {
-            **dict(zip(_MEANS, means.tolist(), strict=True)),
+            **dict.fromkeys(("loss", "ratio/mean", "clip_fraction", "entropy", "kl/behaviour"), 0.0),
+            **sums,
             "ratio/max": largest,
-            "train/tokens": float(sum(len(row.completion) for row in rows)),
-            "train/samples": float(len(rows)),
-            "train/micro_batches": float(passes),
+            "train/tokens": float(sum(len(part.micro.targets) for part in minibatch.parts)),
+            "train/samples": float(sum(len(part.micro.rewards) for part in minibatch.parts)),
+            "train/micro_batches": float(len(minibatch.parts)),
             "train/padding_fraction": 1 - filled / read if read else 0.0,
         }
 
-    def _backward(self, micro: MicroBatch, totals: Totals) -> tuple[Tensor, float]:
-        """Add the gradients of one micro-batch.
 
-        Args:
-            micro: Part of a batch.
-            totals: Of the whole batch.
-
-        Returns:
-            What it adds to the batch's ``_MEANS``, float64 on the CPU; and the largest ratio.
-        """
-        cfg = self._cfg
-        logits = self.module(**micro.inputs(), use_cache=False, logits_to_keep=micro.predicts).logits
-        scores = score_tokens(logits, micro.temperature, micro.source, micro.targets, entropy_gradient=cfg.entropy_bonus > 0)
-        losses = token_loss(cfg, scores, micro)
-        shares = token_shares(micro.weights, micro.sequences, totals, cfg.aggregation, cfg.aggregation_length)
-        loss = torch.dot(shares, losses.loss)
-        if cfg.entropy_bonus > 0:
-            loss = loss - cfg.entropy_bonus * torch.dot(micro.weights, scores.entropy) / totals.tokens
-        loss.backward()
-        with torch.no_grad():
-            kl = k3(ratios.of_tokens(scores.logprobs, micro.behaviour))
-            each = torch.stack([losses.ratio, losses.clipped.float(), scores.entropy, kl])
-            added = torch.cat([loss[None], each @ micro.weights / totals.tokens])
-        return added.double().cpu(), losses.ratio.max().item()
-
-    def _step(self) -> float:
-        """Change the parameters if the gradients are finite; returns their global norm before clipping."""
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if norm.isfinite():
-            if self._cfg.max_grad_norm > 0:
-                torch.nn.utils.clip_grads_with_norm_(self._parameters, self._cfg.max_grad_norm, norm)
-            self.optimizer.step()
-        return norm.item()
+def _go_on() -> None:
+    """Interrupt nothing."""

@@ -62,20 +62,16 @@ def cispo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, *, low: float
     return TokenLoss(-(weights * advantages * logprobs), ratio, weights != ratio)
 
 
-def reinforce(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, *, cap: float | None) -> TokenLoss:
-    """Compute the plain policy gradient, or that weighted with truncated importance ratios.
+def reinforce(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor) -> TokenLoss:
+    """Compute the plain policy gradient, which knows nothing of who drew the tokens.
 
     Args:
         logprobs: Of the current policy, shape ``[N]``.
-        log_ratio: Of tokens, or of whole sequences, shape ``[N]``.
+        log_ratio: Of tokens, shape ``[N]``; only reported.
         advantages: Shape ``[N]``, dimensionless.
-        cap: The weight is the ratio, and at most this; None: it is 1.
 
     Source:
-        REINFORCE, Williams 1992; truncated weights: Ionides 2008, and of behaviour policies IMPALA,
-        arXiv 1802.01561.
+        REINFORCE, Williams 1992.
     """
     ratio = log_ratio.detach().exp()
-    weights = torch.ones_like(ratio) if cap is None else ratio.clamp(max=cap)
-    truncated = torch.zeros_like(ratio, dtype=torch.bool) if cap is None else ratio > cap
-    return TokenLoss(-(weights * advantages * logprobs), ratio, truncated)
+    return TokenLoss(-(advantages * logprobs), ratio, torch.zeros_like(ratio, dtype=torch.bool))

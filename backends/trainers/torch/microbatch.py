@@ -19,12 +19,13 @@ class MicroBatch(NamedTuple):
     Attributes:
         input_ids: Shape ``[B, W]``, padded with token 0.
         position_ids: As if every sample lay alone behind its prompt, shape ``[B, W]``.
-        owner: Whose token stands at a position, shape ``[B, W]``: 0 the prompt's, from 1 the samples', -1 nobody's. None
-            where every strip has one sample: the model's own causal attention is right then, also for
-            what is padded on the right.
+        owner: Whose token stands at a position, shape ``[B, W]``: 0 the prompt's, from 1 the samples', -1 nobody's.
+            None where every strip has one sample: the model's own causal attention is right then, also
+            for what is padded on the right.
         predicts: Positions whose logits predict completion tokens, shape ``[B, W]``, ``M`` of them true.
         temperature: Of these positions, shape ``[M]``.
         source: Which of them predicts each token, shape ``[N]``: all samples of a strip begin behind the same position.
+        rewards: Of the samples, shape ``[S]``.
         targets: The predicted tokens, sample by sample, shape ``[N]``, like all that follow.
         behaviour: Log-probabilities when they were drawn.
         advantages: Dimensionless.
@@ -38,6 +39,7 @@ class MicroBatch(NamedTuple):
     predicts: Tensor
     temperature: Tensor
     source: Tensor
+    rewards: Tensor
     targets: Tensor
     behaviour: Tensor
     advantages: Tensor
@@ -95,6 +97,7 @@ def collate(strips: Sequence[Strip], device: torch.device) -> MicroBatch:
         source=torch.from_numpy(
             np.concatenate([layout.source + start for layout, start in zip(layouts, starts, strict=True)])
         ).to(device),
+        rewards=torch.tensor([row.reward for row in rows], device=device),
         targets=flat(chain.from_iterable(row.completion for row in rows), np.int64),
         behaviour=flat(chain.from_iterable(row.behaviour for row in rows), np.float32),
         advantages=spread([row.advantage for row in rows]),

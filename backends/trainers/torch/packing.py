@@ -70,8 +70,8 @@ def _cut(group: Sequence[Row], room: int) -> Iterator[Strip]:
 def useful_tokens(prompt: int, hidden: int) -> int:
     """Return how many completion tokens a strip may hold before sharing costs more than it saves.
 
-    A layer of width ``h`` spends ``24 h^2`` operations on a token and ``4 h W`` on its attention over ``W`` positions, so a
-    strip of a prompt ``P`` and ``x`` more tokens costs ``(P + x) (6 h + P + x)`` for ``x`` tokens trained. That is least for
-    each of them where ``x^2 = P (P + 6 h)``.
+    A layer of width ``h`` spends ``24 h^2`` operations on a token and ``4 h W`` on its attention over ``W`` positions,
+    so a strip of a prompt ``P`` and ``x`` more tokens costs ``(P + x) (6 h + P + x)`` for ``x`` tokens trained. That is
+    least for each of them where ``x^2 = P (P + 6 h)``.
     """
     return math.isqrt(prompt * (prompt + 6 * hidden))

@@ -19,6 +19,7 @@ class Row:
         completion: Token ids, at least one.
         behaviour: Log-probabilities of ``completion`` when it was drawn.
         advantage: Of each of its tokens.
+        reward: Of the whole sample.
         weight: Of each of its tokens, above 0.
         temperature: It was drawn at, above 0.
     """
@@ -27,6 +28,7 @@ class Row:
     completion: tuple[int, ...]
     behaviour: tuple[float, ...]
     advantage: float
+    reward: float
     weight: float
     temperature: float
 
@@ -59,8 +61,8 @@ def _check_unique(batch: BatchLease, what: str, names: Iterable[object]) -> None
         seen.add(name)
 
 
-def trained_rows(batch: BatchLease, payloads: Sequence[Any]) -> Iterator[Row]:
-    """Yield the samples that take part: those of a weight above 0 with at least one token.
+def trained_groups(batch: BatchLease, payloads: Sequence[Any]) -> list[list[Row]]:
+    """Return, group by group, the samples that take part: those of a weight above 0 with at least one token.
 
     Args:
         batch: Its groups.
@@ -69,10 +71,12 @@ def trained_rows(batch: BatchLease, payloads: Sequence[Any]) -> Iterator[Row]:
     Raises:
         InvariantError: A payload is no group's, or does not hold what the batch says.
     """
+    groups: list[list[Row]] = []
     for group, payload in zip(batch.groups, payloads, strict=True):
         if isinstance(payload, Mapping) or not isinstance(payload, GroupPayload) or not payload.prompt_ids:
             raise InvariantError(f"the payload of {group.lease_id} is no group with a prompt")
-        yield from _group_rows(group, payload)
+        groups.append(list(_group_rows(group, payload)))
+    return groups
 
 
 def _group_rows(group: GroupRow, payload: GroupPayload) -> Iterator[Row]:
@@ -88,6 +92,7 @@ def _group_rows(group: GroupRow, payload: GroupPayload) -> Iterator[Row]:
                 completion=sample.token_ids,
                 behaviour=sample.logprobs,
                 advantage=row.advantage,
+                reward=row.reward,
                 weight=row.weight,
                 temperature=payload.temperature or 1.0,
             )

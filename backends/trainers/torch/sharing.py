@@ -44,7 +44,15 @@ def _looks_back_over_a_window(config: Any) -> bool:
 
 
 def _row(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Row:
-    return Row(prompt=prompt, completion=completion, behaviour=(0.0,) * len(completion), advantage=0.0, weight=1.0, temperature=1.0)
+    return Row(
+        prompt=prompt,
+        completion=completion,
+        behaviour=(0.0,) * len(completion),
+        advantage=0.0,
+        reward=0.0,
+        weight=1.0,
+        temperature=1.0,
+    )
 
 
 def _logits(module: Any, strip: Strip) -> Tensor:

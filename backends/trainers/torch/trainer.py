@@ -7,11 +7,12 @@ from pathlib import Path
 import anyio
 from torch import Tensor
 
-from backends.models.loading import load_module, load_tokenizer, named_weights
+from backends.models.loading import load_tokenizer, named_weights
 from backends.models.tokenizers import Tokenizer
 from backends.trainers.torch import Config, checkpoint
 from backends.trainers.torch.compute import Compute
 from backends.trainers.torch.learner import Learner
+from backends.trainers.torch.models import load_models
 from protocols.adapters import Host
 from protocols.backend import Bulk, PayloadPort
 from protocols.inference import WeightsManifest
@@ -119,7 +120,7 @@ async def open_trainer(cfg: Config, host: Host) -> AsyncGenerator[TorchTrainer]:
     compute = Compute(cfg.threads)
 
     def build() -> tuple[Learner, Tokenizer]:
-        learner = Learner(load_module(host.site), cfg, interrupt=compute.interrupt)
+        learner = Learner(load_models(host.site, cfg), cfg, site=host.site, interrupt=compute.interrupt)
         learner.warm_up()
         return learner, load_tokenizer(host.site)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from backends.trainers.torch import Config
+from backends.trainers.torch.recipes import Objective, objective_of
 from tests.support.batches import Drawn, Group
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -29,19 +30,20 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 def plain(module: Any, groups: Sequence[Group], cfg: Config) -> tuple[float, Tensor]:
     """Return the loss of a batch and the gradients of all parameters."""
     module.zero_grad()
+    objective = objective_of(cfg, None)
     samples = [(group, drawn) for group in groups for drawn in group.samples if drawn.weight and drawn.tokens]
     tokens = sum(len(drawn.tokens) for _, drawn in samples)
     total = torch.zeros(())
     for group, drawn in samples:
         logprobs, entropies = _scores(module, group, drawn)
-        losses = _losses(cfg, logprobs, torch.full_like(logprobs, drawn.logprob), drawn.advantage)
-        match cfg.aggregation:
+        losses = _losses(objective, logprobs, torch.full_like(logprobs, drawn.logprob), drawn.advantage)
+        match objective.aggregation:
             case "token":
                 total = total + losses.sum() / tokens
             case "sequence":
                 total = total + losses.mean() / len(samples)
             case "constant":
-                total = total + losses.sum() / (cfg.aggregation_length or 0) / len(samples)
+                total = total + losses.sum() / (objective.aggregation_length or 0) / len(samples)
         total = total - cfg.entropy_bonus * entropies.sum() / tokens
     if samples:
         total.backward()
@@ -60,21 +62,21 @@ def _scores(module: Any, group: Group, drawn: Drawn) -> tuple[Tensor, Tensor]:
     return torch.stack([logits[at].log_softmax(-1)[ids[start + at]] for at in range(len(drawn.tokens))]), entropies
 
 
-def _losses(cfg: Config, logprobs: Tensor, behaviour: Tensor, advantage: float) -> Tensor:
+def _losses(objective: Objective, logprobs: Tensor, behaviour: Tensor, advantage: float) -> Tensor:
     ratio = (logprobs - behaviour).exp()
-    if cfg.loss == "gspo":
+    if objective.loss == "gspo":
         ratio = ratio.log().mean().exp().expand_as(ratio)
-    bounded = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high)
-    if cfg.loss == "cispo":
+    bounded = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
+    if objective.loss == "cispo":
         return -bounded.detach() * advantage * logprobs
-    if cfg.loss == "reinforce":
+    if objective.loss == "reinforce":
         weights = {
             "none": torch.ones_like(ratio),
-            "token": ratio.clamp(max=cfg.importance_cap),
-            "sequence": ratio.prod().clamp(max=cfg.importance_cap),
-        }[cfg.importance]
+            "token": ratio.clamp(max=objective.importance_cap),
+            "sequence": ratio.prod().clamp(max=objective.importance_cap),
+        }[objective.importance]
         return -weights.detach() * advantage * logprobs
     gain = torch.minimum(ratio * advantage, bounded * advantage)
-    if cfg.dual_clip is not None and advantage < 0:
-        gain = gain.clamp(min=cfg.dual_clip * advantage)
+    if objective.dual_clip is not None and advantage < 0:
+        gain = gain.clamp(min=objective.dual_clip * advantage)
     return -gain

@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from backends.trainers import torch as adapter
+from backends.trainers.torch.options import CriticConfig, KlConfig, RejectConfig, ScheduleConfig
+from backends.trainers.torch.recipes import RECIPES, objective_of
+from conductor.algorithms.table import ALGORITHMS
 from protocols.adapters import known_kinds, resolve
+from protocols.training import Algorithm
 from tests.support.batches import site
 from tests.unit.trainers.plain import OBJECTIVES
 
@@ -37,7 +41,19 @@ def test_a_job_without_a_model_is_a_problem() -> None:
         {"betas": [0.9, 1.0]},
         {"betas": [0.9]},
         {"clip_low": 1.1},
+        {"algorithm": "gpro"},
         {"loss": "ppo"},
+        {"proximal": "old"},
+        {"returns": "td"},
+        {"gamma": 1.1},
+        {"epochs": 0},
+        {"minibatches": 0},
+        {"kl": {"coef": -1.0}},
+        {"kl": {"coef": 1.0, "estimator": "k4"}},
+        {"critic": {"lr": 0.0}},
+        {"reject": {"by": "sample"}},
+        {"schedule": {"kind": "cyclic"}},
+        {"schedule": {"floor": 2.0}},
         {"dual_clip": 1.0},
         {"importance": "group"},
         {"importance_cap": 0.0},
@@ -64,8 +80,31 @@ def test_options_out_of_range_are_refused(options: dict[str, object]) -> None:
             "importance = 'token'",
             "the loss 'clip' has the ratio to the policy that drew the tokens in it already",
         ),
-        ({"aggregation": "constant"}, "aggregation_length", "aggregation = 'constant' divides by it"),
-        ({"aggregation_length": 8}, "aggregation_length = 8", "aggregation = 'token' does not divide by it"),
+        ({"algorithm": "dr_grpo"}, "aggregation_length", "aggregation = 'constant' divides by it"),
+        ({"aggregation_length": 8}, "aggregation_length = 8", "aggregation = 'sequence' does not divide by it"),
+        ({"gamma": 0.9}, "gamma = 0.9", "returns = 'sample' discounts nothing"),
+        ({"algorithm": "reinforce_pp", "lam": 0.9}, "lam = 0.9", "returns = 'discounted' has no critic to weigh"),
+        (
+            {"critic": CriticConfig(lr=1e-3)},
+            "critic = {'lr': 0.001, 'clip': 0.2}",
+            "returns = 'sample' has no critic",
+        ),
+        (
+            {"kl": KlConfig(coef=0.1, place="reward")},
+            "kl.place = 'reward'",
+            "returns = 'sample' knows no rewards of tokens to take it off",
+        ),
+        ({"reject": RejectConfig(by="token", low=5.0)}, "reject.low = 5", "no ratio is between 5 and 5"),
+        (
+            {"schedule": ScheduleConfig(kind="cosine")},
+            "schedule.steps",
+            "'cosine' falls towards it, and the run has no last step",
+        ),
+        (
+            {"schedule": ScheduleConfig(kind="linear", warmup=10, steps=10)},
+            "schedule.warmup = 10",
+            "the fall ends at step 10, and nothing is left of it",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], field: str, why: str) -> None:
@@ -77,3 +116,27 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], fi
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_can_be_asked_for(name: str) -> None:
     assert not adapter.check(msgspec.convert(OBJECTIVES[name], adapter.Config), site())
+
+
+def test_both_halves_know_the_same_algorithms() -> None:
+    """What an algorithm does with rewards is the controller's, what it does with tokens the trainer's."""
+    assert RECIPES.keys() == ALGORITHMS.keys() == set(get_args(Algorithm))
+    for name, recipe in RECIPES.items():
+        assert (recipe.returns == "sample") == (name in _COMPARING or name == "reinforce_pp_baseline")
+
+
+_COMPARING = {name for name, estimator in ALGORITHMS.items() if estimator.compares}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_algorithm_can_be_asked_for_by_its_name_alone(name: Algorithm) -> None:
+    at = msgspec.structs.replace(site(), max_tokens=8)
+    assert not adapter.check(adapter.Config(algorithm=name), at)
+    objective = objective_of(adapter.Config(algorithm=name), at.max_tokens)
+    assert objective.aggregation_length == (8 if objective.aggregation == "constant" else None)
+
+
+def test_what_the_job_says_goes_before_the_recipe() -> None:
+    objective = objective_of(adapter.Config(algorithm="gspo", clip_low=0.1, aggregation="token"), None)
+    assert (objective.loss, objective.clip_low, objective.clip_high) == ("gspo", 0.1, 4e-4)
+    assert objective.aggregation == "token"

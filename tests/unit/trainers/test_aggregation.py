@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from backends.trainers.torch import Aggregation
 from backends.trainers.torch.aggregation import Totals, token_shares
+from backends.trainers.torch.options import Aggregation
 from backends.trainers.torch.rows import Row
 from backends.trainers.torch.sequences import Sequences
 
@@ -61,6 +61,7 @@ def test_totals_count_weights() -> None:
             completion=(2,) * tokens,
             behaviour=(-1.0,) * tokens,
             advantage=1.0,
+            reward=0.0,
             weight=weight,
             temperature=1.0,
         )

@@ -15,9 +15,11 @@ from torch import Tensor
 from backends.models.loading import load_module
 from backends.trainers.torch import Config
 from backends.trainers.torch.learner import Learner
+from backends.trainers.torch.models import Models
 from protocols.errors import InvariantError
 from protocols.sections import Section
 from tests.support.batches import EXAMPLE, GPT2, LLAMA, VOCABULARY, Batch, Drawn, Group, make_batch, site
+from tests.support.learners import make_learner
 from tests.unit.trainers.plain import OBJECTIVES, plain
 
 MODELS = [pytest.param(GPT2, id="gpt2"), pytest.param(LLAMA, id="llama")]
@@ -30,7 +32,7 @@ def _module(architecture: str) -> Any:
 
 def _learner(model: Section = GPT2, **options: Any) -> Learner:
     module = copy.deepcopy(_module(model.options["architecture"]))
-    return Learner(module, Config(**options), interrupt=lambda: None)
+    return make_learner(module, **options)
 
 
 def _gradients(learner: Learner) -> Tensor:
@@ -55,6 +57,8 @@ drawn = st.builds(
     advantage=st.floats(-2, 2, width=32),
     weight=st.sampled_from([0.0, 1.0, 1.0]),
     logprob=st.floats(-4, -0.5, width=32),
+    reward=st.just(0.0),
+    logprobs=st.none(),
 )
 group = st.builds(
     Group,
@@ -116,8 +120,9 @@ def test_a_long_companion_only_adds_padding(model: Section) -> None:
     """Right padding without a mask: no token may see what stands behind it."""
     short = Group((1, 2), [Drawn((3, 4), 1.0)])
     long = Group((5,) * 30, [Drawn((6,) * 20, 0.0)])
-    alone, gradients = _accumulated(_learner(model), make_batch([short]))
-    padded, others = _accumulated(_learner(model, micro_batch_tokens=10_000), make_batch([short, long]))
+    by_token = {"aggregation": "token"}
+    alone, gradients = _accumulated(_learner(model, **by_token), make_batch([short]))
+    padded, others = _accumulated(_learner(model, **by_token), make_batch([short, long]))
     share = alone["train/tokens"] / padded["train/tokens"]
     assert padded["loss"] == pytest.approx(alone["loss"] * share, abs=1e-6)
     torch.testing.assert_close(others, gradients * share, atol=1e-6, rtol=1e-5)
@@ -157,6 +162,7 @@ def test_metrics_of_a_step() -> None:
     assert metrics.keys() == {
         "loss", "grad_norm", "entropy", "clip_fraction", "ratio/mean", "ratio/max", "kl/behaviour", "lr",
         "train/tokens", "train/samples", "train/micro_batches", "train/padding_fraction", "train/skipped",
+        "train/updates",
     }  # fmt: skip
     assert metrics["lr"] == 1e-2
     assert metrics["train/tokens"] == 17
@@ -297,7 +303,9 @@ def test_a_batch_cut_short_leaves_no_gradients() -> None:
         if (raised := next(calls, None)) is not None:
             raise raised
 
-    learner = Learner(copy.deepcopy(_module("gpt2")), Config(micro_batch_tokens=1), interrupt=interrupt)
+    learner = Learner(
+        Models(copy.deepcopy(_module("gpt2"))), Config(micro_batch_tokens=1), site=site(), interrupt=interrupt
+    )
     batch = make_batch(EXAMPLE)
     with pytest.raises(Cut):
         learner.accumulate(batch.lease, batch.payloads)

@@ -82,17 +82,9 @@ def test_cispo_has_no_gradient_through_the_ratio() -> None:
 def test_reinforce_of_nemo_rl() -> None:
     """Without weights, minus advantage times logarithm, wherever the tokens come from."""
     logprobs = torch.tensor([-0.5, -1.0, -1.5])
-    losses = reinforce(logprobs, torch.tensor([0.7, 0.0, -0.7]), torch.tensor([1.0, -1.0, 2.0]), cap=None)
+    losses = reinforce(logprobs, torch.tensor([0.7, 0.0, -0.7]), torch.tensor([1.0, -1.0, 2.0]))
     assert losses.loss.mean().item() == pytest.approx(0.8333, abs=1e-4)
     assert not losses.clipped.any()
-
-
-def test_truncated_weights_of_tokens_of_skyrl() -> None:
-    log_ratio = torch.tensor([0.5, -0.5, 1.0])
-    logprobs = torch.zeros(3, requires_grad=True)
-    losses = reinforce(logprobs, log_ratio, torch.ones(3), cap=2.0)
-    torch.testing.assert_close(-_gradient(losses, logprobs), torch.tensor([1.6487, 0.6065, 2.0]), rtol=1e-4, atol=1e-4)
-    assert losses.clipped.float().mean().item() == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("advantage", [2.0, -3.0])
@@ -103,8 +95,7 @@ def test_on_policy_all_losses_have_the_policy_gradient(advantage: float) -> None
         lambda logprobs, log_ratio: clipped_surrogate(log_ratio, advantages, low=0.2, high=0.2),
         lambda logprobs, log_ratio: clipped_surrogate(log_ratio, advantages, low=0.2, high=0.2, dual=3.0),
         lambda logprobs, log_ratio: cispo(logprobs, log_ratio, advantages, low=0.2, high=0.2),
-        lambda logprobs, log_ratio: reinforce(logprobs, log_ratio, advantages, cap=2.0),
-        lambda logprobs, log_ratio: reinforce(logprobs, log_ratio, advantages, cap=None),
+        lambda logprobs, log_ratio: reinforce(logprobs, log_ratio, advantages),
     ):
         logprobs = behaviour.clone().requires_grad_()
         assert _gradient(loss(logprobs, logprobs - behaviour), logprobs).tolist() == [-advantage, -advantage]

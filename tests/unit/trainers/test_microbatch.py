@@ -7,10 +7,18 @@ from backends.trainers.torch.packing import Strip
 from backends.trainers.torch.rows import Row
 
 LONG = Row(
-    prompt=(1, 2), completion=(3, 4, 5), behaviour=(-0.1, -0.2, -0.3), advantage=2.0, weight=1.0, temperature=1.0
+    prompt=(1, 2),
+    completion=(3, 4, 5),
+    behaviour=(-0.1, -0.2, -0.3),
+    advantage=2.0,
+    reward=6.0,
+    weight=1.0,
+    temperature=1.0,
 )
-SIBLING = Row(prompt=(1, 2), completion=(8, 9), behaviour=(-0.5, -0.6), advantage=1.0, weight=1.0, temperature=1.0)
-SHORT = Row(prompt=(6,), completion=(7,), behaviour=(-0.4,), advantage=-1.0, weight=0.5, temperature=2.0)
+SIBLING = Row(
+    prompt=(1, 2), completion=(8, 9), behaviour=(-0.5, -0.6), advantage=1.0, reward=5.0, weight=1.0, temperature=1.0
+)
+SHORT = Row(prompt=(6,), completion=(7,), behaviour=(-0.4,), advantage=-1.0, reward=4.0, weight=0.5, temperature=2.0)
 
 
 def _micro(*strips: tuple[Row, ...]) -> MicroBatch:
@@ -39,6 +47,7 @@ def test_tensors_of_two_samples_that_share_a_prompt() -> None:
     assert micro.predicts.tolist() == [[False, True, True, True, True], [True, False, False, False, False]]
     assert micro.source.tolist() == [0, 1, 2, 0, 3, 4]
     assert micro.targets.tolist() == [3, 4, 5, 8, 9, 7]
+    assert micro.rewards.tolist() == [6.0, 5.0, 4.0]
     assert micro.sequences.owner.tolist() == [0, 0, 0, 1, 1, 2]
     seen = micro.inputs()["attention_mask"].int()
     assert seen[0, 0].tolist() == [

@@ -15,6 +15,7 @@ def row(prompt: int, completion: int, temperature: float = 1.0) -> Row:
         completion=(2,) * completion,
         behaviour=(-1.0,) * completion,
         advantage=1.0,
+        reward=1.0,
         weight=1.0,
         temperature=temperature,
     )

@@ -12,14 +12,6 @@ BEHAVIOUR = torch.tensor([-1.5, -1.0, -1.5, -5.0])
 TWO = Sequences(owner=torch.tensor([0, 0, 0, 1]), lengths=torch.tensor([3.0, 1.0]))
 
 
-def test_truncated_weights_of_sequences_of_skyrl() -> None:
-    """Differences of 0.5, -0.5 and 1 make e; one of 3 makes e^3, which is cut at 5."""
-    log_ratio = ratios.of_sequences(LOGPROBS, BEHAVIOUR, TWO)
-    losses = reinforce(-torch.ones(4), log_ratio, torch.ones(4), cap=5.0)
-    torch.testing.assert_close(losses.loss, torch.tensor([2.7183, 2.7183, 2.7183, 5.0]), rtol=1e-4, atol=1e-4)
-    assert losses.clipped.tolist() == [False, False, False, True]
-
-
 def test_ratios_of_tokens() -> None:
     torch.testing.assert_close(ratios.of_tokens(LOGPROBS, BEHAVIOUR), torch.tensor([0.5, -0.5, 1.0, 3.0]))
 
@@ -52,7 +44,7 @@ def test_a_policy_that_ran_away_gives_finite_gradients(advantage: float, logprob
         for losses in (
             clipped_surrogate(log_ratio, advantages, low=0.2, high=0.2, dual=dual),
             cispo(logprobs, log_ratio, advantages, low=0.2, high=0.2),
-            reinforce(logprobs, log_ratio, advantages, cap=2.0),
+            reinforce(logprobs, log_ratio, advantages),
         ):
             (gradient,) = torch.autograd.grad(losses.loss.sum(), logprobs, retain_graph=True)
             assert all(each.isfinite().all() for each in (losses.loss, losses.ratio, gradient))

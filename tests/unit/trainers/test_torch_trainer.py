@@ -19,6 +19,7 @@ from backends.trainers import torch as adapter
 from backends.trainers.torch import Config
 from backends.trainers.torch.compute import Compute
 from backends.trainers.torch.learner import Learner
+from backends.trainers.torch.models import Models
 from backends.trainers.torch.trainer import TorchTrainer
 from protocols.adapters import Host
 from protocols.errors import PortFailed, UserError
@@ -40,7 +41,7 @@ class Bench:
         self.compute = Compute(None)
         self.on_pass: Callable[[], Any] = lambda: None
         self.passes = 0
-        self.learner = Learner(load_module(site()), CONFIG, interrupt=self._interrupt)
+        self.learner = Learner(Models(load_module(site())), CONFIG, site=site(), interrupt=self._interrupt)
         self.trainer = TorchTrainer(self.learner, load_tokenizer(site()), self.compute, self.payloads)
 
     @property

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from backends.models.loading import load_module, load_tokenizer
-from backends.trainers.torch import Config
-from backends.trainers.torch.learner import Learner
 from tests.support.batches import LLAMA, VOCABULARY, Drawn, Group, make_batch, site
+from tests.support.learners import make_learner
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -76,10 +75,8 @@ def test_loss_and_gradients_are_those_of_trl(name: str, trl_trainer: TrlTrainer)
     for seed in range(10):
         rng = random.Random(seed)
         group = _random_group(rng)
-        learner = Learner(
-            copy.deepcopy(module),
-            Config(micro_batch_tokens=rng.choice([1, 20, 1000]), **options),
-            interrupt=lambda: None,
+        learner = make_learner(
+            copy.deepcopy(module), micro_batch_tokens=rng.choice([1, 20, 1000]), **{"aggregation": "token", **options}
         )
         batch = make_batch([group])
         loss = learner.accumulate(batch.lease, batch.payloads).metrics["loss"]
