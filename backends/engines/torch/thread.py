@@ -1,8 +1,10 @@
 """Runs a decoder off the event loop. Knows nothing of what it decodes."""
 
 import asyncio
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +19,12 @@ T = TypeVar("T")
 Action = Callable[[], Any]
 Order = tuple[Action, "asyncio.Future[Any] | None"]
 Reply = tuple["asyncio.Future[Any]", Any, ConductorError | None]
+
+GATHER_S = 0.002
+"""An engine at rest begins when nothing more has come for so long: requests of one wave then share every step."""
+
+LONGEST_GATHER_S = 0.01
+"""And after this whatever comes."""
 
 
 class Stepper(Protocol):
@@ -39,11 +47,11 @@ class Stepper(Protocol):
 class EngineThread:
     """A thread that steps while there is work, and in between does what the event loop asks for.
 
-    Actions run in the order of asking; those of one turn of the event loop reach the thread together, so that
-    requests made at once also start at once. Events and replies come back in the order in which they arose, in
-    one hop for all that arose together; the events of an action come before its reply. A failure of a step,
-    or of an action in a way that is no ``ConductorError``, ends the thread: whoever waits gets
-    ``WorkerLost``, and so does whoever asks later.
+    Actions run in the order of asking. Those of one turn of the event loop reach the thread together, and a thread at
+    rest gathers for a moment before it steps, so that requests made at once also start at once. Events and replies
+    come back in the order in which they arose, in one hop for all that arose together; the events of an action come
+    before its reply. A failure of a step, or of an action in a way that is no ``ConductorError``, ends the thread:
+    whoever waits gets ``WorkerLost``, and so does whoever asks later.
 
     Args:
         worker: Names the engine in errors.
@@ -66,6 +74,7 @@ class EngineThread:
         self._on_lost = on_lost
         self._inbox: queue.SimpleQueue[list[Order] | None] = queue.SimpleQueue()
         self._orders: list[Order] = []
+        self._waiting_orders: list[Order] | None = []
         self._asked: set[asyncio.Future[Any]] = set()
         self._cause: str | None = None
         self._loop = asyncio.get_running_loop()
@@ -138,20 +147,38 @@ class EngineThread:
 
     def _act(self) -> bool:
         """Do what is asked for; block while there is no step to make. False: stop."""
-        replies: list[Reply] = []
-        while not (self._stepper.busy and self._inbox.empty()):
-            if self._inbox.empty():
-                self._send(replies)
-                replies = []
-            orders = self._inbox.get()
-            if orders is None:
+        gathering = not self._stepper.busy  # then nothing stands still while more of a wave comes in
+        until = math.inf
+        while True:
+            if not self._do_all():
                 return False
-            for action, reply in orders:
+            if not self._stepper.busy:
+                self._waiting_orders = self._inbox.get()
+                continue
+            if not gathering:
+                return True
+            until = min(until, time.monotonic() + LONGEST_GATHER_S)
+            patience = min(GATHER_S, until - time.monotonic())
+            try:
+                self._waiting_orders = self._inbox.get(timeout=max(0.0, patience))
+            except queue.Empty:
+                return True
+
+    def _do_all(self) -> bool:
+        """Do all that is asked for by now and answer; returns False where the end was asked for."""
+        replies: list[Reply] = []
+        while True:
+            if self._waiting_orders is None:
+                return False
+            for action, reply in self._waiting_orders:
                 value, error = _outcome(action)
                 if reply is not None:
                     replies.append((reply, value, error))
-        self._send(replies)
-        return True
+            self._waiting_orders = []
+            if self._inbox.empty():
+                self._send(replies)
+                return True
+            self._waiting_orders = self._inbox.get()
 
     def _send(self, replies: list[Reply]) -> None:
         events = self._stepper.take_events()

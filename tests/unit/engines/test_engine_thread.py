@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint
 
+from backends.engines.torch import thread
 from backends.engines.torch.thread import EngineThread
 from protocols.errors import Transient, WorkerLost
 
@@ -21,6 +23,7 @@ class Stepper:
     Attributes:
         left: Steps to make.
         gate: Steps wait for it.
+        stepping: Set when the first step begins.
         failure: Raised by the next step.
     """
 
@@ -29,6 +32,7 @@ class Stepper:
         self.made = 0
         self.gate = threading.Event()
         self.gate.set()
+        self.stepping = threading.Event()
         self.failure: Exception | None = None
         self.events: list[Any] = []
 
@@ -37,6 +41,7 @@ class Stepper:
         return self.left > 0
 
     def step(self) -> None:
+        self.stepping.set()
         assert self.gate.wait(10)
         if self.failure is not None:
             raise self.failure
@@ -136,6 +141,7 @@ async def test_a_bug_fails_whoever_waits_and_whoever_comes_later(where: str) -> 
     async with running() as watched:
         watched.stepper.gate.clear()
         await watched.thread.ask(lambda: watched.stepper.work(1))
+        await anyio.to_thread.run_sync(watched.stepper.stepping.wait, 10)
         async with anyio.create_task_group() as tasks:
             if where == "action":
                 watched.thread.post(bug)
@@ -148,6 +154,23 @@ async def test_a_bug_fails_whoever_waits_and_whoever_comes_later(where: str) -> 
         assert [error.worker for error in errors] == ["worker", "worker"]
         assert all("ZeroDivisionError: bug" in error.cause for error in errors)
         assert len(watched.lost) == 1
+
+
+async def test_a_thread_at_rest_gathers_what_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls of one wave come one by one; each step that starts without some of them is one more for all."""
+    monkeypatch.setattr(thread, "GATHER_S", 60.0)
+    monkeypatch.setattr(thread, "LONGEST_GATHER_S", 60.0)
+    async with running() as watched:
+        for _ in range(3):
+            assert await watched.thread.ask(lambda: watched.stepper.work(1)) == 0
+        assert watched.stepper.left == 3
+
+
+async def test_nobody_waits_for_a_wave_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread, "GATHER_S", 60.0)
+    async with running() as watched:
+        await watched.thread.ask(lambda: watched.stepper.work(1))
+        assert await anyio.to_thread.run_sync(watched.stepper.stepping.wait, 10)
 
 
 async def test_closing_ends_the_thread_and_fails_later_calls() -> None:
