@@ -36,7 +36,7 @@ smollm2-full: $(SMOLLM2)
 
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev,datasets,reasoning]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev,datasets,lora,reasoning]'
 	touch $@
 
 test: check $(VENV)/.test-extras

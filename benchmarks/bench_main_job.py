@@ -5,12 +5,14 @@ The same Hugging Face Llama is trained with GRPO on the same prompts, in one pro
 - ``ours``: ``Conductor.run`` with the in-process backend, the torch engine and the torch trainer;
 - ``trl``: TRL's ``GRPOTrainer`` (only with the extra ``bench``);
 - ``bare``: prefill and decode with a ``DynamicCache``, one forward and backward pass, one update. It has
-  no controller, no rewards from Python functions and no log, so it is the bound that controllers pay from.
+  no controller, no rewards from Python functions and no log, and reads a prompt once for each of its samples.
 
 Each counts the samples of all steps but the first, over the time they took. The figures are medians of the
 rounds; a ratio is taken inside each round first, since both sides of it then had the same machine.
 
-    python -m benchmarks.bench_main_job [--shape small|medium] [--rounds 5] [--steps 20]
+    python -m benchmarks.bench_main_job [--shape small|medium|smollm2 ...] [--rounds 5]
+
+``smollm2`` has the sizes of SmolLM2-135M and random weights: a token costs the same, whatever it says.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,99 +31,144 @@ import anyio
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import DynamicCache
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedTokenizerFast
 
-from backends.models.loading import load_module, load_tokenizer
+from backends.models.loading import load_module
 from conductor import Conductor, RunConfig
 from conductor.config import FilterConfig
 from protocols.inference import Sampling
 from protocols.sections import Section, Site
 
-VOCABULARY = "0123456789>_"
 LR = 1e-3
+END = "end"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model and a batch: ``prompts`` x ``samples`` completions of ``tokens`` tokens each step."""
+    """A model and a batch: ``prompts`` x ``samples`` completions of ``tokens`` tokens each step.
 
-    layers: int
-    width: int
-    heads: int
+    Attributes:
+        model: Values of the transformers configuration.
+        vocabulary: Different tokens, the end of a completion among them.
+        steps: Of one measurement.
+    """
+
     prompts: int
     samples: int
     prompt_tokens: int
     tokens: int
+    vocabulary: int
+    steps: int
+    model: dict[str, Any] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
         """Samples of one step."""
         return self.prompts * self.samples
 
-    def config(self) -> dict[str, Any]:
-        """Return the values of the transformers configuration."""
-        return {
-            "hidden_size": self.width,
-            "intermediate_size": 4 * self.width,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.heads,
-            "max_position_embeddings": self.prompt_tokens + self.tokens,
-        }
+    def prompt_text(self, index: int, seed: int) -> str:
+        """Return prompt ``index``."""
+        drawn = random.Random(f"{seed}/{index}").choices(range(self.vocabulary - 1), k=self.prompt_tokens)
+        return " ".join(map(str, drawn))
 
-    def model(self) -> Section:
-        """Return the model as a section of a job."""
-        options = {"architecture": "llama", "vocabulary": VOCABULARY, "config": self.config()}
-        return Section(kind="scratch", options=options)
+    def save(self, folder: str) -> None:
+        """Write the model, with random weights, and a tokenizer for numbers."""
+        words = {str(number): number for number in range(self.vocabulary - 1)} | {END: self.vocabulary - 1}
+        inner = Tokenizer(models.WordLevel(words, unk_token=END))
+        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END, pad_token=END).save_pretrained(folder)
+        config = LlamaConfig(vocab_size=self.vocabulary, bos_token_id=None, eos_token_id=None, **self.model)
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def _llama(*, layers: int, width: int, heads: int, inner: int, kv_heads: int | None = None) -> dict[str, Any]:
+    return {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads or heads,
+        "max_position_embeddings": 256,
+    }
 
 
 SHAPES = {
-    "small": Shape(layers=2, width=64, heads=4, prompts=16, samples=16, prompt_tokens=16, tokens=4),
-    "medium": Shape(layers=4, width=256, heads=4, prompts=8, samples=8, prompt_tokens=32, tokens=64),
+    "small": Shape(
+        model=_llama(layers=2, width=64, heads=4, inner=256),
+        prompts=16,
+        samples=16,
+        prompt_tokens=16,
+        tokens=4,
+        vocabulary=12,
+        steps=20,
+    ),
+    "medium": Shape(
+        model=_llama(layers=4, width=256, heads=4, inner=1024),
+        prompts=8,
+        samples=8,
+        prompt_tokens=32,
+        tokens=64,
+        vocabulary=12,
+        steps=4,
+    ),
+    "smollm2": Shape(
+        model=_llama(layers=30, width=576, heads=9, inner=1536, kv_heads=3) | {"tie_word_embeddings": True},
+        prompts=4,
+        samples=8,
+        prompt_tokens=96,
+        tokens=32,
+        vocabulary=49_152,
+        steps=3,
+    ),
 }
 
 
-def prompt_text(index: int, seed: int, tokens: int) -> str:
-    """Return prompt ``index``, one character a token."""
-    return "".join(random.Random(f"{seed}/{index}").choices("0123456789", k=tokens - 1)) + ">"
-
-
 def reward(completion: str) -> float:
-    """Return the mean digit of a completion over 9: cheap, dense, and different inside a group."""
-    digits = [int(character) for character in completion if character.isdigit()]
+    """Return the mean last digit of a completion over 9: cheap, dense, and different inside a group."""
+    digits = [int(word[-1]) for word in completion.split() if word.isdigit()]
     return sum(digits) / (9 * max(1, len(digits)))
 
 
-def measure_ours(shape: Shape, steps: int) -> float:
+def job(name: str, folder: str) -> RunConfig:
+    """Return the job of a shape, whose model and functions lie in ``folder``."""
+    shape = SHAPES[name]
+    (Path(folder) / "task.py").write_text(
+        "from benchmarks.bench_main_job import SHAPES, reward\n\n\n"
+        f"def prompt(index, seed):\n    return SHAPES[{name!r}].prompt_text(index, seed)\n"
+    )
+    return RunConfig(
+        name="bench",
+        steps=shape.steps,
+        batch_groups=shape.prompts,
+        group_size=shape.samples,
+        sampling=Sampling(max_tokens=shape.tokens),
+        filter=FilterConfig(equal_rewards="keep"),
+        job_dir=folder,
+        model=_section(folder),
+        prompts=Section(kind="function", options={"function": "task.py:prompt"}),
+        reward=Section(kind="function", options={"function": "task.py:reward", "cheap": True}),
+        engine=Section(kind="torch", options={"slots": shape.batch}),
+        train=Section(kind="torch", options={"lr": LR, "micro_batch_tokens": 1 << 20}),
+        trackers=(),
+    )
+
+
+def _section(folder: str) -> Section:
+    return Section(kind="pretrained", options={"path": folder})
+
+
+def measure_ours(name: str, folder: str) -> float:
     """Train through the controller; returns samples per second."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "task.py"
-        path.write_text(
-            "from benchmarks.bench_main_job import prompt_text, reward\n\n\n"
-            f"def prompt(index, seed):\n    return prompt_text(index, seed, {shape.prompt_tokens})\n"
-        )
-        cfg = RunConfig(
-            name="bench",
-            steps=steps,
-            batch_groups=shape.prompts,
-            group_size=shape.samples,
-            sampling=Sampling(max_tokens=shape.tokens),
-            filter=FilterConfig(equal_rewards="keep"),
-            job_dir=folder,
-            model=shape.model(),
-            prompts=Section(kind="function", options={"function": "task.py:prompt"}),
-            reward=Section(kind="function", options={"function": "task.py:reward", "cheap": True}),
-            engine=Section(kind="torch", options={"slots": shape.batch}),
-            train=Section(kind="torch", options={"lr": LR, "micro_batch_tokens": 1 << 20}),
-            trackers=(),
-        )
-        result = anyio.run(Conductor.run, cfg)
-    return shape.batch * (steps - 1) / sum(record.metrics["time/step_s"] for record in result.metrics[1:])
+    result = anyio.run(Conductor.run, job(name, folder))
+    return SHAPES[name].batch * (result.steps - 1) / sum(one.metrics["time/step_s"] for one in result.metrics[1:])
 
 
-def measure_bare(shape: Shape, steps: int) -> float:
+def measure_bare(name: str, folder: str) -> float:
     """Train in a plain loop; returns samples per second."""
-    module = load_module(Site(job_dir=".", model=shape.model()))
+    shape, steps = SHAPES[name], SHAPES[name].steps
+    module = load_module(Site(job_dir=".", model=_section(folder)))
     optimizer = torch.optim.AdamW(module.parameters(), lr=LR, weight_decay=0.0)
     began = 0.0
     for step in range(steps):
@@ -132,7 +179,9 @@ def measure_bare(shape: Shape, steps: int) -> float:
 
 
 def _bare_step(module: Any, optimizer: torch.optim.Optimizer, shape: Shape) -> None:
-    prompts = torch.randint(0, 10, (shape.prompts, shape.prompt_tokens)).repeat_interleave(shape.samples, 0)
+    prompts = torch.randint(0, shape.vocabulary - 1, (shape.prompts, shape.prompt_tokens)).repeat_interleave(
+        shape.samples, 0
+    )
     tokens, behaviour = _bare_generate(module, prompts, shape.tokens)
     completion = tokens[:, shape.prompt_tokens :]
     rewards = completion.float().mean(1).view(shape.prompts, shape.samples)
@@ -160,26 +209,24 @@ def _bare_generate(module: Any, prompts: torch.Tensor, length: int) -> tuple[tor
     return tokens, torch.cat(chosen, 1)
 
 
-def measure_trl(shape: Shape, steps: int) -> float:
+def measure_trl(name: str, folder: str) -> float:
     """Train with TRL's GRPOTrainer; returns samples per second."""
     from datasets import Dataset  # noqa: PLC0415 - the extra `bench` may be missing
-    from transformers import AutoTokenizer, TrainerCallback  # noqa: PLC0415
+    from transformers import TrainerCallback  # noqa: PLC0415
     from trl import GRPOConfig, GRPOTrainer  # noqa: PLC0415
 
-    site = Site(job_dir=".", model=shape.model())
+    shape, steps = SHAPES[name], SHAPES[name].steps
+    site = Site(job_dir=".", model=_section(folder))
     times: list[float] = []
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             times.append(time.perf_counter())
 
-    with tempfile.TemporaryDirectory() as folder:
-        load_tokenizer(site).save(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        tokenizer.pad_token = tokenizer.eos_token = "_"  # noqa: S105 - TRL wants both; it may stop early, which favours it
-        texts = [prompt_text(index, 0, shape.prompt_tokens) for index in range(shape.prompts * steps)]
+    with tempfile.TemporaryDirectory() as output:
+        texts = [shape.prompt_text(index, 0) for index in range(shape.prompts * steps)]
         config = GRPOConfig(
-            output_dir=folder,
+            output_dir=output,
             max_steps=steps,
             per_device_train_batch_size=shape.batch,
             num_generations=shape.samples,
@@ -200,21 +247,21 @@ def measure_trl(shape: Shape, steps: int) -> float:
             reward_funcs=lambda completions, **_: [reward(completion) for completion in completions],
             args=config,
             train_dataset=Dataset.from_dict({"prompt": texts}),
-            processing_class=tokenizer,
+            processing_class=PreTrainedTokenizerFast.from_pretrained(folder),
             callbacks=[Clock()],
         )
         trainer.train()
     return shape.batch * (len(times) - 1) / (times[-1] - times[0])
 
 
-def compare(
-    shape: Shape, *, rounds: int, steps: int, peers: dict[str, Callable[[Shape, int], float]]
-) -> dict[str, list[float]]:
+def compare(name: str, *, rounds: int, peers: dict[str, Callable[[str, str], float]]) -> dict[str, list[float]]:
     """Measure every peer in turns; returns samples per second, one figure a round."""
-    speeds: dict[str, list[float]] = {name: [] for name in peers}
-    for _ in range(rounds):
-        for name, measure in peers.items():
-            speeds[name].append(measure(shape, steps))
+    speeds: dict[str, list[float]] = {peer: [] for peer in peers}
+    with tempfile.TemporaryDirectory() as folder:
+        SHAPES[name].save(folder)
+        for _ in range(rounds):
+            for peer, measure in peers.items():
+                speeds[peer].append(measure(name, folder))
     return speeds
 
 
@@ -223,26 +270,36 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
 
 
-def main() -> None:
-    """Measure, print a table for people and one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20)
-    args = parser.parse_args()
-    shape = SHAPES[args.shape]
-    peers = {"ours": measure_ours, "bare": measure_bare}
-    if importlib.util.find_spec("trl"):
-        peers["trl"] = measure_trl
-    speeds = compare(shape, rounds=args.rounds, steps=args.steps, peers=peers)
-    table = Table(title=f"{args.shape}: {asdict(shape)}")
+def show(name: str, speeds: dict[str, list[float]]) -> None:
+    """Print the table of one shape for people."""
+    shape = SHAPES[name]
+    size = f"{shape.prompts} x {shape.samples} x {shape.tokens} tokens, prompts of {shape.prompt_tokens}"
+    table = Table(title=f"{name}: {size}")
     for column in ("", "samples/s (median)", "ours is"):
         table.add_column(column)
-    for name, values in speeds.items():
-        table.add_row(name, f"{statistics.median(values):,.0f}", f"{median_ratio(speeds['ours'], values):.2f} x")
+    for peer, values in speeds.items():
+        table.add_row(peer, f"{statistics.median(values):,.1f}", f"{median_ratio(speeds['ours'], values):.2f} x")
     Console().print(table)
-    ratios = {f"vs_{name}": round(median_ratio(speeds["ours"], speeds[name]), 3) for name in peers if name != "ours"}
-    print(json.dumps({**ratios, "samples_per_s": round(statistics.median(speeds["ours"]), 1)}))
+
+
+def main() -> None:
+    """Measure, print a table for people and one line of JSON."""
+    parser = argparse.ArgumentParser(description="The main job beside TRL and a plain loop")
+    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    peers: dict[str, Callable[[str, str], float]] = {"ours": measure_ours, "bare": measure_bare}
+    if importlib.util.find_spec("trl"):
+        peers["trl"] = measure_trl
+    figures: dict[str, float] = {}
+    for name in args.shape:
+        speeds = compare(name, rounds=args.rounds, peers=peers)
+        show(name, speeds)
+        ending = "" if name == "small" else f"_{name}"
+        for peer in [peer for peer in ("trl", "bare") if peer in speeds]:
+            figures[f"vs_{peer}{ending}"] = round(median_ratio(speeds["ours"], speeds[peer]), 3)
+        figures[f"samples_per_s{ending}"] = round(statistics.median(speeds["ours"]), 1)
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from backends.models.lora import LoraConfig, add_adapters, find_missing, find_unmatched
 from backends.models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from protocols.errors import Problem, UserError
 from protocols.messages import Message
@@ -22,26 +24,29 @@ class Config(Message, frozen=True, kw_only=True):
 
     Attributes:
         path: A folder, absolute or from the job's folder, or a Hugging Face name (``org/model``).
+        lora: Train adapters beside its linear layers, and nothing else.
     """
 
     path: str
+    lora: LoraConfig | None = None
 
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
     """Return what keeps the model from being loaded; a name is asked for only if it was never downloaded."""
     folder = _folder(cfg, site)
     trouble = _unreachable(cfg.path) if folder is None else _folder_trouble(folder)
+    missing = find_missing(cfg.lora)
     if trouble is None:
-        return []
+        return [*missing, *_unmatched_targets(cfg, site)]
     why, mend = trouble
-    return [Problem(field="model.path", value=repr(cfg.path), why=why, mend=mend)]
+    return [Problem(field="model.path", value=repr(cfg.path), why=why, mend=mend), *missing]
 
 
 def load_module(cfg: Config, site: Site) -> Any:
     """Load the model in float32.
 
     Raises:
-        UserError: It cannot be read.
+        UserError: It cannot be read, or cannot have the adapters that ``lora`` asks for.
     """
     import torch  # noqa: PLC0415 - heavy
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - heavy
@@ -49,9 +54,12 @@ def load_module(cfg: Config, site: Site) -> Any:
 
     logging.disable_progress_bar()
     try:
-        return AutoModelForCausalLM.from_pretrained(_where(cfg, site), dtype=torch.float32)
+        module = AutoModelForCausalLM.from_pretrained(_where(cfg, site), dtype=torch.float32)
     except Exception as exc:  # each file format and each architecture has errors of its own
         raise UserError(f"model.path = {cfg.path!r}: the model cannot be loaded: {exc}") from exc
+    if cfg.lora is not None:
+        add_adapters(module, cfg.lora, site.seed)
+    return module
 
 
 def load_tokenizer(cfg: Config, site: Site) -> Tokenizer:
@@ -68,6 +76,22 @@ def load_tokenizer(cfg: Config, site: Site) -> Tokenizer:
     except Exception as exc:  # as above
         raise UserError(f"model.path = {cfg.path!r}: the tokenizer cannot be loaded: {exc}") from exc
     return HuggingFaceTokenizer(inner, _stop_token_ids(where))
+
+
+def _unmatched_targets(cfg: Config, site: Site) -> list[Problem]:
+    """Find targets without a layer, where the description of the model is on this machine."""
+    if cfg.lora is None or cfg.lora.targets is None:
+        return []
+    import torch  # noqa: PLC0415 - heavy
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - heavy
+
+    try:
+        config = AutoConfig.from_pretrained(_where(cfg, site), local_files_only=True)
+        with torch.device("meta"):  # shapes without memory
+            module = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError):  # not downloaded yet, or none that transformers knows: loading it will tell
+        return []
+    return find_unmatched(cfg.lora, module)
 
 
 def _stop_token_ids(where: str) -> tuple[int, ...]:
@@ -98,12 +122,18 @@ def _folder_trouble(folder: Path) -> tuple[str, str] | None:
         return f"there is no folder {folder}", "name a folder with config.json, weights and tokenizer"
     try:
         names = {entry.name for entry in folder.iterdir()}
+        if "adapter_config.json" in names and "config.json" not in names:
+            return "it holds adapters alone", "name their model, or merge them into it: docs/models.md says how"
         described = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as exc:
         return f"its config.json cannot be read: {exc}", "name a folder that save_pretrained wrote"
     if not isinstance(described, dict) or "model_type" not in described:
         return "its config.json names no model_type", "name a folder that save_pretrained wrote"
-    if not names.intersection(TOKENIZER_FILES):
+    return _lacking(folder, names)
+
+
+def _lacking(folder: Path, names: AbstractSet[str]) -> tuple[str, str] | None:
+    if names.isdisjoint(TOKENIZER_FILES):
         return f"it holds no tokenizer ({', '.join(TOKENIZER_FILES)})", "save the tokenizer into the same folder"
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
         return f"it holds no weights ({', '.join(WEIGHT_FILES)})", "save the model into the same folder"

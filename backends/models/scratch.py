@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from backends.models.lora import LoraConfig, add_adapters, find_missing, find_unmatched
 from backends.models.tokenizers import CharacterTokenizer, Tokenizer
 from protocols.errors import Problem
 from protocols.messages import Message
@@ -20,30 +21,38 @@ class Config(Message, frozen=True, kw_only=True):
         config: Values of that type's configuration: ``n_layer``, ``hidden_size``. Dropout is 0 unless given.
         vocabulary: Its tokens: different characters, ids in order.
         end: The character that ends a completion; None where only the length does.
+        lora: Train adapters beside its linear layers, and nothing else.
     """
 
     architecture: str
     config: dict[str, Any] = {}
     vocabulary: Annotated[str, msgspec.Meta(min_length=2)]
     end: str | None = None
+    lora: LoraConfig | None = None
 
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:  # noqa: ARG001 - the signature of every adapter
-    """Return what is wrong with the vocabulary, and whether transformers can build the decoder."""
-    return [*_vocabulary_problems(cfg), *_architecture_problems(cfg)]
+    """Return what is wrong with the vocabulary, and whether transformers and peft can build the decoder."""
+    return [*_vocabulary_problems(cfg), *_architecture_problems(cfg), *find_missing(cfg.lora)]
 
 
 def load_module(cfg: Config, site: Site) -> Any:
     """Build the decoder, weights drawn from ``site.seed``; the global random state stays as it was.
 
     Not to be run in two threads at once: initializers draw from the one global generator.
+
+    Raises:
+        UserError: It cannot have the adapters that ``lora`` asks for.
     """
     import torch  # noqa: PLC0415 - heavy
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - heavy
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(site.seed)
-        return AutoModelForCausalLM.from_config(_transformers_config(cfg), dtype=torch.float32)
+        torch.default_generator.manual_seed(site.seed)
+        module = AutoModelForCausalLM.from_config(_transformers_config(cfg), dtype=torch.float32)
+    if cfg.lora is not None:
+        add_adapters(module, cfg.lora, site.seed)
+    return module
 
 
 def load_tokenizer(cfg: Config, site: Site) -> Tokenizer:  # noqa: ARG001 - the signature of every model
@@ -111,9 +120,9 @@ def _build_problems(cfg: Config) -> list[Problem]:
         return []
     try:
         with torch.device("meta"):  # shapes without memory
-            AutoModelForCausalLM.from_config(_transformers_config(cfg), dtype=torch.float32)
+            module = AutoModelForCausalLM.from_config(_transformers_config(cfg), dtype=torch.float32)
     except Exception as exc:  # noqa: BLE001 - transformers checks values wherever it first stumbles over them
         why = f"transformers cannot build it: {' '.join(str(exc).split())}"
         mend = "make the sizes fit each other"
         return [Problem(field="model.config", value=repr(cfg.config), why=why, mend=mend)]
-    return []
+    return find_unmatched(cfg.lora, module)

@@ -221,8 +221,7 @@ async def open_engine(cfg: Config, host: Host) -> AsyncGenerator[EnginePort]:
 def _build(cfg: Config, host: Host) -> CausalModel:
     if cfg.threads is not None:
         torch.set_num_threads(cfg.threads)
-    module = load_module(host.site).requires_grad_(False)
-    model = CausalModel(module, context=cfg.context, deterministic=cfg.deterministic)
+    model = CausalModel(load_module(host.site), context=cfg.context, deterministic=cfg.deterministic)
     warm_up(model)
     if cfg.deterministic:
         check_bits(model)

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from backends.engines.torch.cache import Prompts, RowCache
+from backends.models.loading import changing_tensors
 from protocols.errors import InvariantError, Problem, UserError
 
 BLOCK = 16
@@ -95,7 +96,7 @@ class CausalModel:
         Raises:
             InvariantError: A name, a shape or a type does not fit; then nothing was changed.
         """
-        targets = _targets(self.module)
+        targets = changing_tensors(self.module)
         if weights.keys() != targets.keys():
             strange = sorted(weights.keys() ^ targets.keys())
             raise InvariantError(f"the weights do not fit the model: {strange[0]} and {len(strange) - 1} other names")
@@ -111,12 +112,6 @@ class CausalModel:
 def round_up(count: int) -> int:
     """Return the next multiple of ``BLOCK``."""
     return -(-count // BLOCK) * BLOCK
-
-
-def _targets(module: torch.nn.Module) -> dict[str, Tensor]:
-    persistent = module.state_dict().keys()
-    buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
-    return {**dict(module.named_parameters()), **buffers}
 
 
 def _context(config: Any, asked: int | None) -> int:

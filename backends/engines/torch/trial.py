@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from backends.engines.torch.batch import Call
 from backends.engines.torch.decoder import Decoder, Finished
 from backends.engines.torch.model import CausalModel
@@ -33,15 +35,19 @@ def check_bits(model: CausalModel) -> None:
     Raises:
         UserError: They differ on this machine, as it is set up.
     """
+    own = named_weights(model.module)
+    # adapters start with a matrix of zeros, and a product with zeros has the same bits however it is added up
+    model.rebind({name: weight if weight.any() else torch.ones_like(weight) for name, weight in own.items()})
     asked = _request(model, 0, 9)
     alone = play(model, [asked], deterministic=True)[0]
     for others in COMPANIES:
         company = [_request(model, 1 + other, 3 + 5 * other) for other in range(others)]
         if play(model, [*company, asked], deterministic=True)[-1] != alone:
             raise UserError(
-                "engine.deterministic = true: bits depend on what else is decoded; "
-                "set engine.threads = 1, or MKL_CBWR=AVX2 in the environment before the process starts"
+                "engine.deterministic = true: bits depend on what else is decoded; set MKL_CBWR=AVX2 in the "
+                "environment before the process starts, or engine.threads = 1 (not always enough with model.lora)"
             )
+    model.rebind(own)
 
 
 def play(model: CausalModel, requests: Sequence[GenerateRequest], *, deterministic: bool) -> list[Completion]:

@@ -1,84 +1,95 @@
-"""A learner in a folder: the model as transformers writes it, and the optimizer beside it."""
+"""A learner in a folder: weights as transformers or peft write them, and beside them what training goes on from."""
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers.utils import logging
 
+from backends.trainers.torch import randomness
 from backends.trainers.torch.learner import Learner
+from backends.trainers.torch.stepper import Stepper
+from backends.trainers.torch.weight_files import Change, format_of
 from protocols.errors import UserError
 from protocols.messages import WeightVersion
 
 _OPTIMIZER = "optimizer.safetensors"
-_FILES = ("config.json", "model.safetensors", _OPTIMIZER)
-_ONE_FILE = 1 << 60  # bytes: weights are never split into shards
+_RANDOM = "random.safetensors"
+_UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError)
+
+
+class _Found(NamedTuple):
+    """What a folder holds for one stepper."""
+
+    stepper: Stepper
+    version: WeightVersion
+    weights: list[Change]
+    moments: dict[Tensor, dict[str, Tensor]]
 
 
 def save(learner: Learner, folder: Path) -> None:
-    """Write model, optimizer state (``parameter/moment`` each) and version into an empty folder."""
-    logging.disable_progress_bar()
-    learner.module.save_pretrained(folder, max_shard_size=_ONE_FILE)
-    moments = {
-        f"{name}/{moment}": tensor
-        for name, parameter in learner.module.named_parameters()
-        for moment, tensor in learner.optimizer.state[parameter].items()
-    }
-    save_file(moments, folder / _OPTIMIZER, metadata={"version": str(learner.version)})
+    """Write weights, optimizer state (``parameter/moment`` each), version and random state into an empty folder."""
+    for stepper, place in _places(learner, folder):
+        place.mkdir(exist_ok=True)
+        format_of(stepper.module).write(stepper.module, place)
+        moments = {
+            f"{name}/{moment}": tensor
+            for name, parameter in _trained(stepper.module).items()
+            for moment, tensor in stepper.optimizer.state.get(parameter, {}).items()
+        }
+        save_file(moments, place / _OPTIMIZER, metadata={"version": str(learner.version)})
+    randomness.write(randomness.capture(), folder / _RANDOM)
 
 
 def load(learner: Learner, folder: Path) -> None:
-    """Read what ``save`` wrote. The learner is as it was where that fails.
+    """Read what ``save`` wrote. The learner and the random state are as they were where that fails.
 
     Raises:
         UserError: Files are missing or damaged, or are of another model.
     """
-    missing = [name for name in _FILES if not (folder / name).is_file()]
+    places = _places(learner, folder)
+    needed = [place / name for stepper, place in places for name in (*format_of(stepper.module).files, _OPTIMIZER)]
+    missing = [str(file.relative_to(folder)) for file in (*needed, folder / _RANDOM) if not file.is_file()]
     if missing:
         raise UserError(f"{folder} is no complete checkpoint: {', '.join(missing)} is missing")
     try:
-        weights = _read_weights(learner.module, folder)
-        version, moments = _read_optimizer(folder)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
+        found = [_read(stepper, place) for stepper, place in places]
+        random_state = randomness.read(folder / _RANDOM)
+    except _UNREADABLE as exc:
         raise UserError(f"{folder} cannot be read: {exc}") from exc
-    state = _by_parameter(learner, version, moments, folder)
-    learner.module.load_state_dict(weights)
-    learner.optimizer.state.clear()
-    for parameter, values in state.items():
-        learner.optimizer.state[parameter] = values
+    version, *others = {each.version for each in found}
+    if others:
+        raise UserError(f"{folder} is put together from checkpoints of different versions")
+    for each in found:
+        _restore(each)
+    randomness.restore(random_state)
     learner.restart(version)
 
 
-def _read_weights(module: Any, folder: Path) -> dict[str, Tensor]:
-    logging.disable_progress_bar()
-    # by way of transformers, which knows how the names in the file and in the module differ
-    loaded, report = type(module).from_pretrained(
-        folder,
-        config=module.config,
-        dtype=module.dtype,
-        local_files_only=True,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-    )
-    strange = [f"{kind.removesuffix('_keys')}: {names}" for kind, names in report.items() if names]
-    if strange:
-        raise UserError(f"{folder} is of another model; {'; '.join(strange)}")
-    return loaded.state_dict()
+def _places(learner: Learner, folder: Path) -> list[tuple[Stepper, Path]]:
+    """Return where all that learns lies: the policy in the folder itself, which is a model's for others."""
+    return [(stepper, folder if name == "policy" else folder / name) for name, stepper in learner.steppers.items()]
 
 
-def _read_optimizer(folder: Path) -> tuple[WeightVersion, dict[str, Tensor]]:
+def _trained(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def _read(stepper: Stepper, folder: Path) -> _Found:
+    module = stepper.module
+    weights = format_of(module).read(module, folder)
     with safe_open(folder / _OPTIMIZER, framework="pt") as file:
-        version = int((file.metadata() or {}).get("version", ""))
-        return WeightVersion(version), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        version = WeightVersion(int((file.metadata() or {}).get("version", "")))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    return _Found(stepper, version, weights, _by_parameter(module, version, tensors, folder))
 
 
 def _by_parameter(
-    learner: Learner, version: WeightVersion, moments: dict[str, Tensor], folder: Path
+    module: torch.nn.Module, version: WeightVersion, moments: dict[str, Tensor], folder: Path
 ) -> dict[Tensor, dict[str, Tensor]]:
-    parameters = {name: one for name, one in learner.module.named_parameters() if one.requires_grad}
+    parameters = _trained(module)
     state: dict[Tensor, dict[str, Tensor]] = {}
     for key, tensor in moments.items():
         name, _, moment = key.rpartition("/")
@@ -91,3 +102,12 @@ def _by_parameter(
     if lacking:
         raise UserError(f"{folder} is incomplete; the optimizer's state of {', '.join(lacking)} is missing")
     return state
+
+
+@torch.no_grad()
+def _restore(found: _Found) -> None:
+    for target, value in found.weights:
+        target.copy_(value)
+    state = found.stepper.optimizer.state
+    state.clear()
+    state.update(found.moments)

@@ -66,11 +66,6 @@ class Learner:
         """The policy."""
         return self._models.policy
 
-    @property
-    def optimizer(self) -> Any:
-        """The policy's optimizer."""
-        return self.steppers["policy"].optimizer
-
     def warm_up(self) -> None:
         """Run both passes once and forget the gradients: the first ones are slow."""
         row = Row(

@@ -41,7 +41,7 @@ RECIPES: Mapping[Algorithm, Objective] = {
     "cispo": Objective(loss="cispo", clip_low=1.0, clip_high=4.0),
     "reinforce_pp": Objective(returns="discounted", whiten=True),
     "reinforce_pp_baseline": Objective(whiten=True),
-    "ppo": Objective(returns="gae", whiten=True),
+    "ppo": Objective(returns="gae", lam=0.95, whiten=True),
 }
 """Sources: docs/algorithms.md."""
 

@@ -85,11 +85,11 @@ class TorchTrainer:
         return WeightsManifest(version=version, payload=ref, tensors=len(weights), size_bytes=size_bytes)
 
     async def save(self, request: CheckpointRequest) -> WeightVersion:
-        """Write a folder that transformers loads too, tokenizer included."""
+        """Write a folder that transformers, or peft where there are adapters, loads too, tokenizer included."""
         return await self._compute.run(self._save, Path(request.path))
 
     async def load(self, request: CheckpointRequest) -> WeightVersion:
-        """Read such a folder; learning rate and the like stay as configured."""
+        """Read such a folder, global random state included; learning rate and the like stay as configured."""
         return await self._compute.run(self._load, Path(request.path))
 
     async def _fetch(self, batch: BatchLease) -> list[Bulk]:

@@ -218,7 +218,7 @@ def test_a_long_gradient_is_scaled_down() -> None:
     learner.accumulate(batch.lease, batch.payloads)
     long = _gradients(learner)
     seen: list[Tensor] = []
-    learner.optimizer.register_step_pre_hook(lambda *_: seen.append(_gradients(learner)))
+    learner.steppers["policy"].optimizer.register_step_pre_hook(lambda *_: seen.append(_gradients(learner)))
     report = learner.apply(batch.lease.dispatch_id)
     assert report.metrics["grad_norm"] == pytest.approx(long.norm().item(), rel=1e-5)
     assert seen[0].norm().item() == pytest.approx(0.5, rel=1e-4)
@@ -233,7 +233,7 @@ def test_gradients_that_are_not_finite_change_nothing() -> None:
     assert (report.version, report.mutated, report.metrics["train/skipped"]) == (0, "no", 1.0)
     assert report.consumed == ("L0",)
     assert torch.equal(_values(learner), before)
-    assert not learner.optimizer.state
+    assert not learner.steppers["policy"].optimizer.state
     good = make_batch(dispatch=1, version=0)
     report = learner.train_step(good.lease, good.payloads)
     assert (report.version, report.mutated, report.metrics["train/skipped"]) == (1, "yes", 0.0)
@@ -263,7 +263,7 @@ def test_warming_up_changes_nothing() -> None:
     learner.warm_up()
     assert torch.equal(_values(learner), before)
     assert not _gradients(learner).any()
-    assert not learner.optimizer.state
+    assert not learner.steppers["policy"].optimizer.state
 
 
 def test_payloads_that_do_not_fit_the_batch_are_refused() -> None:

@@ -243,7 +243,7 @@ def test_a_failure_between_two_updates_is_said_and_only_a_checkpoint_leads_on() 
         if steps == 2:
             raise MemoryError
 
-    learner.optimizer.register_step_pre_hook(fail)
+    learner.steppers["policy"].optimizer.register_step_pre_hook(fail)
     with pytest.raises(MemoryError):
         learner.apply(batch.lease.dispatch_id)
     report = learner.outcome(batch.lease.dispatch_id)
