@@ -8,13 +8,14 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from conductor.context import RunContext
-from conductor.core.leases import Lease, State
+from conductor.core.lease import Lease, State
 from protocols.aio import bounded_shield, deadline
 from protocols.errors import BudgetExhausted, ConductorError, PortFailed
 from protocols.inference import AbortReport
 from protocols.ledger import AbortConfirmed, Aborting, Committed, Dropped, LedgerEvent, Readmitted, Unclaimed
 from protocols.messages import attempt_prefix
 
+_NOT_FOR_DATA = ("remainder", "surplus")
 _JUDGED_FROM = 10  # admissions after which the share of dropped groups says something
 
 
@@ -32,10 +33,10 @@ async def retry(ctx: RunContext, lease: Lease, error: ConductorError) -> None:
     ctx.window.failed(type(error).__name__)
     ctx.log.warning("group.retried", lease_id=lease.lease_id, attempt=lease.attempt, error=str(error))
     await _abort(ctx, lease, reason=type(error).__name__)
-    if lease.attempt + 1 >= ctx.cfg.attempts:
+    if lease.tries >= ctx.cfg.attempts:
         raise BudgetExhausted(
             what=f"group {lease.lease_id}",
-            spent=lease.attempt + 1,
+            spent=lease.tries,
             allowed=ctx.cfg.attempts,
             field="attempts",
             last=str(error),
@@ -54,7 +55,8 @@ async def drop(ctx: RunContext, lease: Lease, reason: str, detail: str = "") -> 
     ctx.log.warning("group.dropped", lease_id=lease.lease_id, reason=reason, detail=detail)
     await _give_up(ctx, lease, reason)
     ctx.window.dropped += 1
-    admitted, dropped = ctx.table.accounts.admitted, ctx.table.accounts.dropped - ctx.table.dropped["remainder"]
+    admitted = ctx.table.accounts.admitted
+    dropped = sum(count for reason, count in ctx.table.tally.dropped.items() if reason not in _NOT_FOR_DATA)
     if admitted >= _JUDGED_FROM and dropped > ctx.cfg.max_dropped * admitted:
         raise BudgetExhausted(
             what="groups dropped for their data",

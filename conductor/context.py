@@ -42,7 +42,6 @@ class RunContext:
         trained: The trainer's version.
         first_version: The trainer's version at the start of the run.
         publish_s: Seconds that the last publish took.
-        samples: Samples trained so far.
         idle: Whether the trainer waits for a batch.
         readmitted: Leases that admit sends out again, in order.
         record_failed: Whether the ledger failed to write: nothing is written after a gap.
@@ -69,7 +68,6 @@ class RunContext:
     readmitted: deque[LeaseId] = field(default_factory=deque)
     rollouts_done: bool = False
     record_failed: bool = False
-    samples: int = 0
 
     async def record(self, *events: LedgerEvent) -> None:
         """Make transitions and write them down.

@@ -110,9 +110,9 @@ async def conduct(ctx: RunContext) -> RunResult:
         metrics=tuple(ctx.history),
         checkpoint=checkpoint,
         accounts=ctx.table.accounts,
-        samples=ctx.samples,
+        samples=ctx.table.tally.trained_samples,
         seconds=seconds,
-        dropped=dict(ctx.table.dropped),
+        dropped=dict(ctx.table.tally.dropped),
         failures=dict(ctx.window.totals),
         run_dir=ctx.cfg.run_dir,
     )
@@ -162,7 +162,7 @@ def _check_books(ctx: RunContext) -> None:
     if accounts.open or not accounts.balanced:
         raise InvariantError(f"the run ended and its books do not: {accounts}")
     if ctx.trained == ctx.first_version:
-        reasons = {**ctx.table.dropped, **ctx.table.filtered, **ctx.window.totals}
+        reasons = {**ctx.table.tally.dropped, **ctx.table.tally.filtered, **ctx.window.totals}
         raise Stalled(f"no step was trained out of {accounts.admitted} groups: {reasons or 'there were no prompts'}")
 
 

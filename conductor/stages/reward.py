@@ -13,7 +13,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from conductor.abort import drop, prefix_of, retry
 from conductor.context import RunContext
-from conductor.core.leases import Lease
+from conductor.core.lease import Lease
 from protocols.errors import BudgetExhausted, InvariantError, Transient
 from protocols.grading import Grade, GradeFault, GradeReport, GradeRequest
 from protocols.ledger import Filtered, Graded
@@ -53,9 +53,8 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         await graded.send(lease_id)
         return
     ctx.window.filtered += 1
-    ctx.admission.filter(replaced=verdict == "filter")
     prefix = prefix_of(ctx, lease)
-    await ctx.record(event, Filtered(lease_id=lease_id, reason="equal_rewards"))
+    await ctx.record(event, Filtered(lease_id=lease_id, reason="equal_rewards", replaced=verdict == "filter"))
     await ctx.ports.backend.payloads.release(prefix)
 
 
@@ -99,7 +98,7 @@ def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:
     policy = ctx.cfg.filter
     if policy.equal_rewards == "keep" or min(rewards) != max(rewards):
         return "train"
-    if ctx.admission.filtered < ctx.cfg.filter_ceiling:
+    if ctx.table.tally.filtered_for_batch < ctx.cfg.filter_ceiling:
         return "filter"
     if policy.on_ceiling == "keep":
         return "train"
@@ -107,7 +106,7 @@ def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:
         return "filter_for_good"
     raise BudgetExhausted(
         what="groups whose samples all earned the same, in one step",
-        spent=ctx.admission.filtered + 1,
+        spent=ctx.table.tally.filtered_for_batch + 1,
         allowed=ctx.cfg.filter_ceiling,
         field="filter.ceiling",
         last=f"all {len(rewards)} rewards are {rewards[0]:g}",

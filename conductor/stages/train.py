@@ -13,7 +13,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from conductor.abort import drop, prefix_of
 from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
-from conductor.core.leases import Lease
+from conductor.core.lease import Lease
 from conductor.observe.metrics import age_metrics
 from protocols.errors import InvariantError, PortFailed
 from protocols.grading import Grade
@@ -93,7 +93,6 @@ async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...],
         await ctx.ports.trainer.discard()
         raise PortFailed(f"{batch.dispatch_id} changed some of the parameters only; load the last checkpoint")
     if report.mutated == "no":
-        ctx.admission.unclaim(len(leases))
         await ctx.record(Unclaimed(dispatch_id=batch.dispatch_id))
         for lease in leases:
             await drop(ctx, lease, "step_changed_nothing", f"{batch.dispatch_id}: {report.metrics}")
@@ -125,7 +124,6 @@ async def _close_step(
     ages = [batch.version - segment.version for lease in leases for segment in _oldest(lease)]
     samples = sum(row.weight > 0 for group in batch.groups for row in group.samples)
     tokens = sum(sample.tokens for lease in leases for sample in lease.finished_receipt.samples)
-    ctx.samples += samples
     lag_p99_s, lag_max_s = ctx.lag.take()
     step_s = max(times["time/step_s"], 1e-9)
     metrics = {
