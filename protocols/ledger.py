@@ -214,6 +214,7 @@ class Compacted(Message, frozen=True, kw_only=True, tag="compacted"):
 
     Attributes:
         admitted, samples: Groups and samples admitted.
+        position: Of the prompt after the last one admitted; None: none was.
         dispatched: Batches claimed, those of abandoned lives included.
         settled: Leases settled.
         tally: What the run has come to.
@@ -225,6 +226,7 @@ class Compacted(Message, frozen=True, kw_only=True, tag="compacted"):
 
     admitted: int
     samples: int
+    position: int | None
     dispatched: int
     settled: int
     tally: Tally

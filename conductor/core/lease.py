@@ -39,7 +39,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.FILTERED: frozenset(),
     State.DROPPED: frozenset(),
 }
-"""Every transition of one lease, anything else is an ``InvariantError``. ``Resumed`` alone reopens, and many at once."""
+"""Every transition of one lease; anything else is an ``InvariantError``. Only ``Resumed`` reopens, and many at once."""
 
 SETTLED = frozenset({State.COMMITTED, State.FILTERED, State.DROPPED})
 RUNNING = (State.ADMITTED, State.GENERATING, State.ABORTING, State.ABORTED)

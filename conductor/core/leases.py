@@ -43,6 +43,7 @@ class LeaseTable:
 
     Attributes:
         tally: What the run has come to.
+        position: Of the prompt after the last one admitted; None: none was.
         dispatched: Batches claimed so far, those of abandoned lives included: an id is never used again.
         settlements: What is settled, and the checkpoints that a resume may go back to.
     """
@@ -54,6 +55,7 @@ class LeaseTable:
         self._admitted = 0
         self._samples = 0
         self.tally = Tally()
+        self.position: int | None = None
         self.dispatched = 0
         self.settlements = Settlements()
         self._transitions: Mapping[type[LedgerEvent], Callable[[Any], None]] = {
@@ -198,6 +200,7 @@ class LeaseTable:
         self._states[State.ADMITTED] += 1
         self._admitted += 1
         self._samples += event.group_size
+        self.position = event.prompt.position + 1
         self.tally.epoch = event.prompt.epoch
 
     def _generate(self, event: Generating) -> None:
@@ -288,7 +291,8 @@ class LeaseTable:
     def _expand(self, event: Compacted) -> None:
         if self._admitted:
             raise InvariantError("a summary of the record stands behind what it sums up")
-        self._admitted, self._samples, self.dispatched = event.admitted, event.samples, event.dispatched
+        self._admitted, self._samples, self.position = event.admitted, event.samples, event.position
+        self.dispatched = event.dispatched
         self.tally = Tally.of(event.tally)
         self._open = {record.lease_id: Lease.of(record) for record in event.open}
         self._states = Counter(lease.state for lease in self._open.values())
@@ -300,6 +304,7 @@ class LeaseTable:
         return Compacted(
             admitted=self._admitted,
             samples=self._samples,
+            position=self.position,
             dispatched=self.dispatched,
             settled=self.settlements.settled,
             tally=self.tally.message(),

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -45,8 +46,9 @@ class Tally:
     @classmethod
     def of(cls, message: ledger.Tally) -> "Tally":
         """Return what a message holds."""
-        values = msgspec.structs.asdict(message)
-        return cls(**values | {name: Counter(values[name]) for name in ("filtered", "dropped")})
+        values: dict[str, Any] = msgspec.structs.asdict(message)
+        values["filtered"], values["dropped"] = Counter(message.filtered), Counter(message.dropped)
+        return cls(**values)
 
     def message(self) -> ledger.Tally:
         """Return these numbers as a message."""

@@ -1,26 +1,75 @@
-"""Checkpoint: the trainer's state under one folder, written aside and renamed when it is whole."""
+"""Checkpoint: the trainer's state in a folder, and in the record what a resume goes back to.
+
+Whoever saves has the trainer to itself and no batch is lent; groups are generated and graded meanwhile.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import anyio
+import anyio.to_thread
 
+from conductor import checkpoints
 from conductor.context import RunContext
+from protocols.aio import deadline
+from protocols.errors import InvariantError, PortFailed
+from protocols.ledger import CheckpointBegan, Checkpointed
+from protocols.messages import WeightVersion
 from protocols.training import CheckpointRequest
 
-FOLDER = "checkpoints"
+T = TypeVar("T")
 
 
-async def save_checkpoint(ctx: RunContext) -> str | None:
-    """Write a checkpoint of the current version; the caller has the trainer to itself.
+async def save_if_due(ctx: RunContext) -> None:
+    """Write a checkpoint if the job wants one after this step."""
+    every = ctx.cfg.checkpoint.every
+    if every and (ctx.trained - ctx.first_version) % every == 0:
+        await save_checkpoint(ctx)
 
-    Returns:
-        Its folder, ``checkpoints/step-N`` of the run; None where the run writes nothing.
+
+async def save_checkpoint(ctx: RunContext) -> None:
+    """Write a checkpoint of the current version, unless there is one or the run writes nothing."""
+    if ctx.cfg.run_dir is None or ctx.saved == ctx.trained:
+        return
+    began = anyio.current_time()
+    version, admitted = ctx.trained, ctx.table.accounts.admitted
+    folder = checkpoints.folder_of(ctx.cfg.run_dir)
+    await ctx.record(CheckpointBegan(version=version))
+    aside = await _on_disk(ctx, lambda: checkpoints.aside(folder, version))
+    written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
+    if written != version:
+        raise InvariantError(f"the trainer saved v{written} where v{version} is trained")
+    path = await _on_disk(ctx, lambda: checkpoints.seal(aside, run_id=ctx.run_id, version=version, admitted=admitted))
+    ctx.saved, ctx.checkpoint = version, str(path)
+    await _keep(ctx, folder, version)
+    ctx.checkpoint_s = anyio.current_time() - began
+    ctx.log.info("checkpoint.saved", step=version, path=str(path), seconds=ctx.checkpoint_s)
+
+
+async def _keep(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
+    """Record that the checkpoint is complete, then remove those that are not kept, then sum the record up."""
+    there = await _on_disk(ctx, lambda: checkpoints.complete(folder))
+    kept = tuple(there)[-ctx.cfg.checkpoint.keep :]
+    await ctx.record(Checkpointed(version=version, kept=kept))
+    for old in [path for number, path in there.items() if number not in kept]:
+        await _on_disk(ctx, lambda old=old: checkpoints.remove(old))
+    if 0 < ctx.cfg.checkpoint.compact_events <= ctx.recorded:
+        before = ctx.recorded
+        await ctx.compact_record()
+        ctx.log.info("record.compacted", events=before, into=ctx.recorded)
+
+
+async def _on_disk(ctx: RunContext, work: Callable[[], T]) -> T:
+    """Do blocking work in a thread, within the deadline of a checkpoint.
+
+    Raises:
+        PortFailed: The disk refuses.
     """
-    if ctx.cfg.run_dir is None:
-        return None
-    folder = anyio.Path(ctx.cfg.run_dir) / FOLDER
-    target = folder / f"step-{ctx.trained}"
-    aside = folder / f".step-{ctx.trained}.partial"
-    await aside.mkdir(parents=True, exist_ok=True)
-    await ctx.ports.trainer.save(CheckpointRequest(path=str(await aside.absolute())))
-    await aside.rename(target)
-    ctx.log.info("checkpoint.saved", step=ctx.trained, path=str(target))
-    return str(target)
+    box: list[T] = []
+    try:
+        with deadline("writing a checkpoint", ctx.cfg.deadlines.checkpoint):
+            box.append(await anyio.to_thread.run_sync(work, abandon_on_cancel=True))
+    except OSError as exc:
+        raise PortFailed(f"a checkpoint could not be written: {exc}") from exc
+    return box[0]

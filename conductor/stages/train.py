@@ -15,10 +15,11 @@ from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
 from conductor.core.lease import Lease
 from conductor.observe.metrics import age_metrics
+from conductor.stages.checkpoint import save_if_due
 from protocols.errors import InvariantError, PortFailed
 from protocols.grading import Grade
 from protocols.inference import Segment, WeightsManifest
-from protocols.ledger import Committed, Unclaimed
+from protocols.ledger import Committed, Stepped, Unclaimed
 from protocols.messages import DispatchId, WeightVersion
 from protocols.tracking import StepRecord
 from protocols.training import BatchLease, GroupRow, SampleRow, StageRequest, StepReport
@@ -50,6 +51,7 @@ async def run(
             }
             began = now
             await _close_step(ctx, batch, leases, report, times)
+            await save_if_due(ctx)
         _wait_for_batch(ctx)
 
 
@@ -132,6 +134,7 @@ async def _close_step(
         **report.metrics,
         **times,
         "time/publish_s": ctx.publish_s,
+        "time/checkpoint_s": ctx.checkpoint_s,
         "groups/trained": float(len(leases)),
         "samples/trained": float(samples),
         "tokens/trained": float(tokens),
@@ -142,12 +145,21 @@ async def _close_step(
     }
     if not any(row.advantage for group in batch.groups for row in group.samples):
         ctx.log.warning("step.taught_nothing", step=report.version, why="the rewards of each group are all equal")
+    ctx.checkpoint_s = 0.0
     record = StepRecord(step=report.version, metrics=metrics)
-    ctx.history.append(record)
+    await _remember(ctx, record)
     ctx.observer.stepped(record, ctx.table.accounts)
     ctx.log.info("step.trained", step=record.step, **metrics)
     for tracker in ctx.ports.trackers:
         await tracker.log(record)
+
+
+async def _remember(ctx: RunContext, record: StepRecord) -> None:
+    """Record what the step came to: what is told of a run that was resumed comes from there."""
+    step = Stepped(record=record, seconds=ctx.seconds, failures=dict(ctx.window.totals))
+    ctx.steps.append(step)
+    ctx.closed = WeightVersion(record.step)
+    await ctx.record(step)
 
 
 def _oldest(lease: Lease) -> Iterator[Segment]:

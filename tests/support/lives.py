@@ -1,0 +1,108 @@
+"""One run that is killed again and again: its folder and its record outlive each life, and nothing else does."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backends.ledgers.memory import MemoryLedger
+from conductor.conductor import Conductor
+from conductor.config import RunConfig
+from conductor.result import RunResult
+from protocols.ledger import LedgerEvent
+from tests.support.runs import open_backend_over, workloads_of
+from tests.support.scripted.chained import ChainedTrainer
+from tests.support.scripted.workloads import ScriptedWorkloads
+
+
+class Killed(BaseException):
+    """The process is gone: what it would have done after this is undone by ``Lives``."""
+
+
+class MortalLedger(MemoryLedger):
+    """Kills the process when it holds ``last`` events.
+
+    Args:
+        events: What the lives before it wrote.
+        last: Events that it still takes; None: it lives on.
+        die: Called at that moment.
+    """
+
+    def __init__(self, events: Sequence[LedgerEvent], last: int | None, die: Callable[[], None]) -> None:
+        super().__init__()
+        self._events = list(events)
+        self._last = last
+        self._die = die
+        self.dead = False
+
+    async def append(self, events: tuple[LedgerEvent, ...]) -> None:
+        """Write, and die behind the last one."""
+        if self.dead:
+            raise Killed
+        await super().append(events)
+        if self._last is not None and len(self._events) >= self._last:
+            self.dead = True
+            self._die()
+            raise Killed
+
+    async def compact(self, events: tuple[LedgerEvent, ...]) -> None:
+        """Sum up."""
+        if self.dead:
+            raise Killed
+        self._events = list(events)
+
+
+@dataclass(kw_only=True)
+class Lives:
+    """What outlives a kill.
+
+    Args:
+        cfg: The job; its folder is taken from ``folder``.
+        build: Makes the workloads of one life.
+        folder: Where the lives write, one folder after the other.
+
+    Attributes:
+        events: The record.
+        trainer: Of the last life.
+    """
+
+    cfg: RunConfig
+    build: Callable[[], ScriptedWorkloads]
+    folder: Path
+    events: list[LedgerEvent] = field(default_factory=list)
+    trainer: Any = None
+    _run_dir: Path | None = None
+    _count: int = 0
+
+    async def live(self, die_at: int | None = None) -> RunResult | None:
+        """Live until the record holds ``die_at`` events; returns the result of a life that came to its end.
+
+        The disk is as it was at the moment of death: what the unwinding of the life wrote is thrown away.
+        """
+        self._count += 1
+        run_dir = self.folder / f"life-{self._count}"
+        if self._run_dir is None:
+            run_dir.mkdir()
+        else:
+            shutil.copytree(self._run_dir, run_dir)
+        after = self.folder / f"after-{self._count}"
+        ledger = MortalLedger(self.events, die_at, lambda: shutil.copytree(run_dir, after))
+        scripted = self.build()
+        self.trainer = ChainedTrainer(scripted.payloads)
+        scripted = replace(scripted, trainer=self.trainer)
+        try:
+            async with open_backend_over(scripted) as backend:
+                cfg = msgspec.structs.replace(self.cfg, run_dir=str(run_dir))
+                result = await Conductor.run(
+                    cfg, backend=backend, workloads=workloads_of(scripted, ledger), resume=True
+                )
+        except BaseException:  # noqa: ASYNC103 - the life is over, however its unwinding ended
+            if not ledger.dead:
+                raise
+            result = None
+        self._run_dir = after if result is None else run_dir
+        self.events = list(ledger._events)
+        return result
