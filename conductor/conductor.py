@@ -39,7 +39,7 @@ class Conductor:
         Returns:
             What was trained, and where every admitted group ended.
 
-        Cancelling: what is lent out is aborted, under a shield of ``deadlines.abort`` seconds, and what was
+        Cancelling: what is lent out is aborted, under a shield of twice ``deadlines.abort`` seconds, and what was
         trained is saved, under one of ``deadlines.checkpoint``; then the cancellation goes on. Nothing that the run
         started is alive afterwards. Signals are the caller's.
 

@@ -55,7 +55,8 @@ class Deadlines(Message, frozen=True, kw_only=True):
         publish: Staging weights, or loading them into the engines.
         checkpoint: Writing one checkpoint.
         record: Writing to the ledger or a tracker, and releasing payloads.
-        abort: Confirming an abort; also the length of every shield.
+        abort: Confirming an abort, once. A run that ends stops what is lent within twice this.
+        reconcile: Trying an abort again that nobody confirms.
     """
 
     start: Seconds = 600.0
@@ -67,6 +68,7 @@ class Deadlines(Message, frozen=True, kw_only=True):
     checkpoint: Seconds = 600.0
     record: Seconds = 60.0
     abort: Seconds = 10.0
+    reconcile: Seconds = 600.0
 
 
 def default_ledger(run_dir: str | None) -> Section:

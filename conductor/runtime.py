@@ -9,7 +9,6 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from structlog.typing import FilteringBoundLogger
 
-from conductor.abort import settle_run
 from conductor.bootstrap import open_ports
 from conductor.config import RunConfig
 from conductor.context import RunContext
@@ -22,6 +21,7 @@ from conductor.observe.observer import Observer
 from conductor.ports import Ports, Workloads
 from conductor.result import RunResult
 from conductor.resuming import begin, restore
+from conductor.settling import settle_run
 from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
 from protocols.aio import bounded_shield
@@ -110,10 +110,10 @@ async def conduct(ctx: RunContext) -> RunResult:
     finally:
         if ctx.cfg.freeze_gc:
             gc.unfreeze()
-        with anyio.move_on_after(ctx.cfg.deadlines.abort, shield=True) as scope:
+        with anyio.move_on_after(2 * ctx.cfg.deadlines.abort, shield=True) as scope:
             await _settle(ctx, error)
         if scope.cancelled_caught:
-            ctx.log.error("abort.timed_out", deadline_s=ctx.cfg.deadlines.abort, open=ctx.table.accounts.open)
+            ctx.log.error("abort.timed_out", deadline_s=2 * ctx.cfg.deadlines.abort, open=ctx.table.accounts.open)
         if isinstance(error, anyio.get_cancelled_exc_class()):
             await _save_when_stopped(ctx, error)  # noqa: ASYNC102 - shielded there, with a deadline
     return RunResult(

@@ -13,10 +13,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from conductor.abort import drop, prefix_of
 from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
-from conductor.core.lease import Lease
+from conductor.core.lease import Lease, State
 from conductor.observe.metrics import age_metrics
 from conductor.stages.checkpoint import save_if_due
-from protocols.errors import InvariantError, PortFailed
+from protocols.errors import InvariantError, PortFailed, Transient
 from protocols.grading import Grade
 from protocols.inference import Segment, WeightsManifest
 from protocols.ledger import Committed, Stepped, Unclaimed
@@ -37,7 +37,7 @@ async def run(
         waited = anyio.current_time()
         leases = ctx.table.dispatch(dispatch_id)
         batch = batch_lease(ctx, dispatch_id, leases)
-        report = await ctx.ports.trainer.train_step(batch)
+        report = await _step(ctx, batch)
         trained = anyio.current_time()
         if await _settle(ctx, batch, leases, report):
             await stage_weights(ctx)
@@ -85,6 +85,19 @@ def _row(lease: Lease, advantages: tuple[float, ...]) -> GroupRow:
             for index in range(lease.group_size)
         ),
     )
+
+
+async def _step(ctx: RunContext, batch: BatchLease) -> StepReport:
+    """Take the step. Where the reply is lost, the trainer is asked whether it happened."""
+    try:
+        return await ctx.ports.trainer.train_step(batch)
+    except Transient as exc:
+        failure = exc
+    report = await ctx.ports.trainer.outcome(batch.dispatch_id)
+    if report is None:
+        raise failure
+    ctx.log.warning("step.reply_lost", dispatch_id=batch.dispatch_id, error=str(failure))
+    return report
 
 
 async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], report: StepReport) -> bool:
@@ -136,6 +149,7 @@ async def _close_step(
         "time/publish_s": ctx.publish_s,
         "time/checkpoint_s": ctx.checkpoint_s,
         "groups/trained": float(len(leases)),
+        "groups/aborting": float(ctx.table.count(State.ABORTING)),
         "samples/trained": float(samples),
         "tokens/trained": float(tokens),
         "throughput/samples_per_s": samples / step_s,
