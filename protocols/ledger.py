@@ -174,7 +174,7 @@ class Tally(Message, frozen=True, kw_only=True):
     claims: int
     unclaims: int
     claimed: int
-    filtered_for_batch: int
+    filtered_for_batch: tuple[LeaseId, ...]
     short: int
     epoch: int | None
     progress: int

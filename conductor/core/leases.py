@@ -219,7 +219,7 @@ class LeaseTable:
     def _filter(self, event: Filtered) -> None:
         lease = self[event.lease_id]
         self._settle(lease, State.FILTERED)
-        self.tally.filter(lease.group_size, event.reason, replaced=event.replaced)
+        self.tally.filter(lease.lease_id, lease.group_size, event.reason, replaced=event.replaced)
 
     def _claim(self, event: Claimed) -> None:
         if event.dispatch_id != self.next_dispatch_id():

@@ -9,6 +9,7 @@ import msgspec
 
 from protocols import ledger
 from protocols.grading import Grade, GradeFault
+from protocols.messages import LeaseId
 
 
 @dataclass(kw_only=True, slots=True)
@@ -22,8 +23,8 @@ class Tally:
         filtered_samples, dropped_samples: Samples of groups so settled.
         claims: Batches claimed; ``unclaims`` of them were taken back.
         claimed: Groups of the batches that were not taken back.
-        filtered_for_batch: Groups filtered since the last claim.
-        short: Of these, groups that will not be replaced.
+        filtered_for_batch: The groups filtered since the last claim.
+        short: How many of these will not be replaced.
         epoch: The epoch whose prompts are admitted; None: the next one offered.
         progress: Batches claimed and groups filtered when an epoch closed last.
     """
@@ -38,7 +39,7 @@ class Tally:
     claims: int = 0
     unclaims: int = 0
     claimed: int = 0
-    filtered_for_batch: int = 0
+    filtered_for_batch: tuple[LeaseId, ...] = ()
     short: int = 0
     epoch: int | None = None
     progress: int = 0
@@ -71,7 +72,7 @@ class Tally:
         """Count a batch, and begin to fill the next."""
         self.claims += 1
         self.claimed += groups
-        self.filtered_for_batch = self.short = 0
+        self.filtered_for_batch, self.short = (), 0
 
     def unclaim(self, groups: int) -> None:
         """Take back that a batch counted: its step did not happen."""
@@ -85,11 +86,11 @@ class Tally:
         self.trained_samples += trained
         self.masked_samples += len(grades) - trained
 
-    def filter(self, samples: int, reason: str, *, replaced: bool) -> None:
+    def filter(self, lease_id: LeaseId, samples: int, reason: str, *, replaced: bool) -> None:
         """Count a filtered group; one that is not replaced makes the batch shorter."""
         self.filtered[reason] += 1
         self.filtered_samples += samples
-        self.filtered_for_batch += 1
+        self.filtered_for_batch = (*self.filtered_for_batch, lease_id)
         self.short += not replaced
 
     def drop(self, samples: int, reason: str) -> None:

@@ -72,7 +72,7 @@ def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tup
     if wanted <= 0 and not ready and not ctx.table.running:
         raise BudgetExhausted(
             what="groups whose samples all earned the same, in one step",
-            spent=ctx.table.tally.filtered_for_batch,
+            spent=len(ctx.table.tally.filtered_for_batch),
             allowed=ctx.cfg.filter_ceiling,
             field="filter.ceiling",
             last="the batch would be empty; filter.on_ceiling = 'keep' trains such groups as they are",

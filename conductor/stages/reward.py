@@ -13,14 +13,14 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from conductor.abort import drop, prefix_of, retry
 from conductor.context import RunContext
-from conductor.core.lease import Lease
+from conductor.core.lease import RUNNING, Lease, lease_number
 from protocols.errors import BudgetExhausted, InvariantError, Transient
 from protocols.grading import Grade, GradeFault, GradeReport, GradeRequest
 from protocols.ledger import Filtered, Graded
 from protocols.messages import LeaseId
 from protocols.rollouts import GroupReceipt
 
-Verdict = Literal["train", "filter", "filter_for_good"]
+Verdict = Literal["train", "filter", "filter_for_good", "wait"]
 
 
 async def run(
@@ -47,7 +47,10 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         await drop(ctx, lease, "too_few_rewards", f"{faults[0].kind}: {faults[0].detail}")
         return
     event = Graded(lease_id=lease_id, receipt=receipt, grades=grades)
-    verdict = _judge(ctx, rewards)
+    verdict = _judge(ctx, lease, rewards)
+    while verdict == "wait":
+        await ctx.changed.wait()
+        verdict = _judge(ctx, lease, rewards)
     if verdict == "train":
         await ctx.record(event)
         await graded.send(lease_id)
@@ -93,12 +96,20 @@ def _check(request: GradeRequest, report: GradeReport) -> None:
         raise InvariantError(f"a reward of {report.lease_id} is not finite: {report.grades}")
 
 
-def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:
-    """Decide what becomes of a group; a group whose rewards differ teaches something."""
-    policy = ctx.cfg.filter
+def _judge(ctx: RunContext, lease: Lease, rewards: list[float]) -> Verdict:
+    """Decide what becomes of a group; a group whose rewards differ teaches something.
+
+    At ``max_age`` 0 it is the first such groups in the order of admission that are filtered, whatever was graded
+    first: else time would decide what is trained.
+    """
+    policy, filtered = ctx.cfg.filter, len(ctx.table.tally.filtered_for_batch)
     if policy.equal_rewards == "keep" or min(rewards) != max(rewards):
         return "train"
-    if ctx.table.tally.filtered_for_batch < ctx.cfg.filter_ceiling:
+    if ctx.cfg.max_age == 0:
+        filtered, undecided = _before(ctx, lease)
+        if filtered < ctx.cfg.filter_ceiling <= filtered + undecided:
+            return "wait"
+    if filtered < ctx.cfg.filter_ceiling:
         return "filter"
     if policy.on_ceiling == "keep":
         return "train"
@@ -106,8 +117,15 @@ def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:
         return "filter_for_good"
     raise BudgetExhausted(
         what="groups whose samples all earned the same, in one step",
-        spent=ctx.table.tally.filtered_for_batch + 1,
+        spent=filtered + 1,
         allowed=ctx.cfg.filter_ceiling,
         field="filter.ceiling",
         last=f"all {len(rewards)} rewards are {rewards[0]:g}",
     )
+
+
+def _before(ctx: RunContext, lease: Lease) -> tuple[int, int]:
+    """Return how many groups admitted before this one are filtered for its batch, and of how many nobody knows yet."""
+    number = lease_number(lease.lease_id)
+    filtered = sum(lease_number(lease_id) < number for lease_id in ctx.table.tally.filtered_for_batch)
+    return filtered, sum(other.state in RUNNING and lease_number(other.lease_id) < number for other in ctx.table)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from conductor.core.admission import Admission
 from conductor.core.tally import Tally
+from protocols.messages import LeaseId
 
 
 def admission(*, slots: int, batch: int, max_age: int, version: int = 0, target: int = 10**9) -> Admission:
@@ -47,9 +48,9 @@ def test_a_short_batch_counts_as_a_whole_one() -> None:
 def test_a_filtered_group_that_is_not_replaced_counts_until_its_batch_is_claimed_and_after() -> None:
     """I64: the step is one group short; the version after it is granted a batch, and no group more."""
     law, tally = admission(slots=64, batch=4, max_age=0), Tally()
-    tally.filter(2, "r", replaced=True)
+    tally.filter(LeaseId("L0"), 2, "r", replaced=True)
     assert (law.wanted(tally), law.grants(tally, accepted=0, running=3)) == (4, 1)
-    tally.filter(2, "r", replaced=False)
+    tally.filter(LeaseId("L1"), 2, "r", replaced=False)
     assert (law.wanted(tally), law.grants(tally, accepted=0, running=3)) == (3, 0)
     tally.claim(3)
     assert (law.wanted(tally), law.grants(tally, accepted=3, running=0)) == (4, 0)
