@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
-import anyio.to_thread
 
 from conductor import checkpoints
 from conductor.context import RunContext
-from protocols.aio import deadline
+from conductor.disk import on_disk
 from protocols.errors import InvariantError, PortFailed
 from protocols.ledger import CheckpointBegan, Checkpointed
 from protocols.messages import WeightVersion
@@ -61,15 +60,7 @@ async def _keep(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
 
 
 async def _on_disk(ctx: RunContext, work: Callable[[], T]) -> T:
-    """Do blocking work in a thread, within the deadline of a checkpoint.
-
-    Raises:
-        PortFailed: The disk refuses.
-    """
-    box: list[T] = []
     try:
-        with deadline("writing a checkpoint", ctx.cfg.deadlines.checkpoint):
-            box.append(await anyio.to_thread.run_sync(work, abandon_on_cancel=True))
+        return await on_disk("writing a checkpoint", ctx.cfg.deadlines.checkpoint, work)
     except OSError as exc:
         raise PortFailed(f"a checkpoint could not be written: {exc}") from exc
-    return box[0]
