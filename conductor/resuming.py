@@ -178,9 +178,9 @@ def _newest(folder: Path) -> tuple[Path, Marker] | None:
 def _check(path: Path, marker: Marker, ctx: RunContext) -> None:
     if marker.run_id != ctx.run_id:
         raise UserError(f"{path} belongs to run {marker.run_id}, the record in the same folder to {ctx.run_id}")
-    if marker.admitted > ctx.table.accounts.admitted:
-        admitted = ctx.table.accounts.admitted
-        raise CorruptLedger(f"{path} was written after {marker.admitted} groups, the record knows {admitted}")
+    admitted = ctx.table.settlements.cuts[marker.version].admitted
+    if marker.admitted != admitted:
+        raise CorruptLedger(f"{path} was written after {marker.admitted} groups, and by the record after {admitted}")
 
 
 def _remember_steps(ctx: RunContext, events: Sequence[LedgerEvent]) -> None:

@@ -200,11 +200,12 @@ class Cut(Message, frozen=True, kw_only=True):
     """What a checkpoint of ``version`` goes back to.
 
     Attributes:
-        settled: How many leases were settled when it began.
+        admitted, settled: How many leases were when it began.
         tally: What the run had come to.
     """
 
     version: WeightVersion
+    admitted: int
     settled: int
     tally: Tally
 

@@ -191,7 +191,7 @@ class LeaseTable:
         if self._admitted:
             raise InvariantError("the record of a run begins a second time")
         if event.resumable:
-            self.settlements.begin(event.version, self.tally)
+            self.settlements.begin(event.version, self.tally, admitted=self._admitted)
 
     def _admit(self, event: Admitted) -> None:
         if event.lease_id != self.next_lease_id():
@@ -277,7 +277,7 @@ class LeaseTable:
     def _begin_checkpoint(self, event: CheckpointBegan) -> None:
         if self._dispatches:
             raise InvariantError(f"a checkpoint began while {', '.join(self._dispatches)} was lent")
-        self.settlements.begin(event.version, self.tally)
+        self.settlements.begin(event.version, self.tally, admitted=self._admitted)
 
     def _resume(self, event: Resumed) -> None:
         self.tally, taken_back = self.settlements.take_back(event.version)

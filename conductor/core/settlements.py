@@ -13,8 +13,9 @@ from protocols.messages import WeightVersion
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """What a checkpoint goes back to: how many leases were settled when it began, and the tally of then."""
+    """What a checkpoint goes back to: how many leases were admitted and settled when it began, and the tally of then."""
 
+    admitted: int
     settled: int
     tally: Tally
 
@@ -39,10 +40,10 @@ class Settlements:
         if self.cuts:
             self.recent.append(lease.bare())
 
-    def begin(self, version: WeightVersion, tally: Tally) -> None:
+    def begin(self, version: WeightVersion, tally: Tally, *, admitted: int) -> None:
         """Remember what a checkpoint that is about to be written goes back to."""
         self.cuts.pop(version, None)
-        self.cuts[version] = Cut(settled=self.settled, tally=tally.copy())
+        self.cuts[version] = Cut(admitted=admitted, settled=self.settled, tally=tally.copy())
 
     def complete(self, version: WeightVersion, kept: Collection[WeightVersion]) -> None:
         """Forget the checkpoints before ``version`` that are not kept, and what only they could reopen.
@@ -74,7 +75,7 @@ class Settlements:
     def messages(self) -> tuple[ledger.Cut, ...]:
         """Return the checkpoints as messages."""
         return tuple(
-            ledger.Cut(version=version, settled=cut.settled, tally=cut.tally.message())
+            ledger.Cut(version=version, admitted=cut.admitted, settled=cut.settled, tally=cut.tally.message())
             for version, cut in self.cuts.items()
         )
 
@@ -82,4 +83,6 @@ class Settlements:
         """Become what a summary of the record says."""
         self.settled = settled
         self.recent = deque(recent)
-        self.cuts = {cut.version: Cut(settled=cut.settled, tally=Tally.of(cut.tally)) for cut in cuts}
+        self.cuts = {
+            cut.version: Cut(admitted=cut.admitted, settled=cut.settled, tally=Tally.of(cut.tally)) for cut in cuts
+        }

@@ -12,7 +12,8 @@ import anyio
 from conductor import checkpoints
 from conductor.context import RunContext
 from conductor.disk import on_disk
-from protocols.errors import InvariantError, PortFailed
+from protocols.aio import bounded_shield
+from protocols.errors import DeadlineExceeded, InvariantError, PortFailed
 from protocols.ledger import CheckpointBegan, Checkpointed
 from protocols.messages import WeightVersion
 from protocols.training import CheckpointRequest
@@ -28,12 +29,26 @@ async def save_if_due(ctx: RunContext) -> None:
 
 
 async def save_checkpoint(ctx: RunContext) -> None:
-    """Write a checkpoint of the current version, unless there is one or the run writes nothing."""
+    """Write a checkpoint of the current version, unless there is one or the run writes nothing.
+
+    Cancelling: one that has begun is finished first, within ``deadlines.checkpoint``.
+
+    Raises:
+        DeadlineExceeded: It took longer than that.
+        PortFailed: The disk refuses.
+    """
     if ctx.cfg.run_dir is None or ctx.saved == ctx.trained:
         return
+    seconds = ctx.cfg.deadlines.checkpoint
+    with bounded_shield(seconds) as scope:
+        await _save(ctx, checkpoints.folder_of(ctx.cfg.run_dir))
+    if scope.cancelled_caught:
+        raise DeadlineExceeded(what=f"the checkpoint of v{ctx.trained}", deadline_s=seconds)
+
+
+async def _save(ctx: RunContext, folder: Path) -> None:
     began = anyio.current_time()
     version, admitted = ctx.trained, ctx.table.accounts.admitted
-    folder = checkpoints.folder_of(ctx.cfg.run_dir)
     await ctx.record(CheckpointBegan(version=version))
     aside = await _on_disk(ctx, lambda: checkpoints.aside(folder, version))
     written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
