@@ -13,7 +13,7 @@ from protocols.messages import WeightVersion
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """What a checkpoint goes back to: how many leases were admitted and settled when it began, and the tally of then."""
+    """What a checkpoint goes back to: how many leases were admitted and settled when it began, and that tally."""
 
     admitted: int
     settled: int
