@@ -166,4 +166,5 @@ _TOLD = ("attempt", "reason", "dispatch_id", "version")
 def _sample(sample: SampleReceipt, grade: Grade | GradeFault) -> dict[str, Any]:
     outcome = {"reward": grade.reward, "parts": grade.parts} if isinstance(grade, Grade) else {"fault": grade.kind}
     versions = [[segment.version, segment.count] for segment in sample.segments]
-    return {**outcome, "tokens": sample.tokens, "versions": versions, "finish": sample.finish, "text": sample.preview}
+    made = {"tokens": sample.tokens, "versions": versions, "engine": sample.engine, "finish": sample.finish}
+    return {**outcome, **made, "text": sample.preview}

@@ -1,9 +1,11 @@
 """A run that is killed anywhere and resumed trains exactly what one trains that is not."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from conductor.config import CheckpointConfig, FilterConfig, RunConfig
 from conductor.core.leases import LeaseTable
 from conductor.result import RunResult
 from conductor.resuming import rebuild
-from protocols.errors import BadPrompt, ConductorError, EngineBusy
+from protocols.errors import BadPrompt, ConductorError, ConfigError, EngineBusy, UserError
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.ledger import (
     Admitted,
@@ -159,8 +161,6 @@ def test_a_compacted_record_resumes_to_the_same_end(tmp_path: Path) -> None:
 
 
 def replace_checkpoint(cfg: RunConfig, checkpoint: CheckpointConfig) -> RunConfig:
-    import msgspec  # noqa: PLC0415
-
     return msgspec.structs.replace(cfg, checkpoint=checkpoint)
 
 
@@ -214,6 +214,54 @@ def test_an_asynchronous_run_keeps_the_order_of_its_prompts_and_loses_none(tmp_p
     flat = [position for step in trained(lives.events) for position in step]
     assert len(flat) == len(set(flat)) == 24
     assert max(record.metrics["age/max"] for record in result.metrics) <= max_age
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    """I52: the data changed between two lives, and nobody noticed."""
+    lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
+    run_virtual(lambda: lives.live(30))
+    lives.build = lambda: scripted_workloads(ScriptedPrompts(12, epochs=4))
+    with pytest.raises(ConfigError, match="prompts: the data, or their order, are not what the run began with"):
+        run_virtual(lives.live)
+
+
+@pytest.mark.parametrize("lost", [1, 20, 75])
+def test_a_record_that_lost_its_end_goes_on_from_a_checkpoint_that_it_knows(tmp_path: Path, lost: int) -> None:
+    """A power failure: the checkpoint was on the disk and the end of the record was not."""
+    expected = reference(TROUBLED, build_troubled)
+    lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
+    run_virtual(lambda: lives.live(118))
+    before = sum(isinstance(event, CheckpointBegan) for event in lives.events)
+    del lives.events[-lost:]
+    if lost == 75:
+        assert sum(isinstance(event, CheckpointBegan) for event in lives.events) < before
+    result = run_virtual(lives.live)
+    assert result is not None
+    assert_same(expected, (result, lives))
+
+
+def test_a_run_whose_checkpoints_are_gone_says_so(tmp_path: Path) -> None:
+    """It must not begin anew in silence: its groups of then are final."""
+    lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
+    run_virtual(lambda: lives.live(118))
+    assert lives._run_dir is not None
+    shutil.rmtree(lives._run_dir / "checkpoints")
+    with pytest.raises(UserError, match=r"cannot go on without its checkpoints: step-\d"):
+        run_virtual(lives.live)
+
+
+def test_a_finished_run_that_is_resumed_is_finished(tmp_path: Path) -> None:
+    """Killed between its last checkpoint and its end, it takes no step more; with more steps it trains on."""
+    lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
+    first, second = run_virtual(lives.live), run_virtual(lives.live)
+    assert first is not None
+    assert second is not None
+    assert (second.steps, second.accounts, second.samples) == (first.steps, first.accounts, first.samples)
+    lives.cfg = msgspec.structs.replace(lives.cfg, steps=8)
+    third = run_virtual(lives.live)
+    assert third is not None
+    assert third.steps == 8
+    assert_same(reference(lives.cfg, build_troubled), (third, lives))
 
 
 def test_a_table_is_a_function_of_the_record() -> None:
