@@ -18,7 +18,6 @@ from protocols.errors import BadPrompt, ConductorError, ConfigError, EngineBusy,
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.ledger import (
     Admitted,
-    CheckpointBegan,
     Checkpointed,
     Committed,
     Compacted,
@@ -140,7 +139,26 @@ def test_killed_behind_any_event_it_trains_what_it_would_have_trained(tmp_path: 
         found = killed(TROUBLED, build_troubled, [number], folder)
         assert_same(expected, found)
         assert trained(found[1].events) == order, number
-    assert kinds >= {RunStarted, Admitted, Committed, CheckpointBegan, Checkpointed, Stepped}
+    assert kinds >= {RunStarted, Admitted, Committed, Checkpointed, Stepped}
+
+
+def test_stopped_at_any_time_it_has_saved_what_it_trained_and_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """I57, law 4: also in the middle of a step, whose groups and whose ceiling are those of the batch that comes."""
+    expected = reference(TROUBLED, build_troubled)
+    for number in range(1, 60):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        lives = Lives(cfg=TROUBLED, build=build_troubled, folder=folder)
+        result = run_virtual(lambda lives=lives, number=number: lives.live(stop_after_s=0.37 * number))
+        if result is not None:
+            break
+        trained_before = len(trained(lives.events))
+        result = run_virtual(lives.live)
+        assert result is not None
+        resumed = [event.version for event in lives.events if isinstance(event, Resumed)]
+        assert resumed == [trained_before], number
+        assert_same(expected, (result, lives))
+    assert number > 20
 
 
 def test_killed_over_and_over_it_still_ends(tmp_path: Path) -> None:
@@ -231,10 +249,10 @@ def test_a_record_that_lost_its_end_goes_on_from_a_checkpoint_that_it_knows(tmp_
     expected = reference(TROUBLED, build_troubled)
     lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
     run_virtual(lambda: lives.live(118))
-    before = sum(isinstance(event, CheckpointBegan) for event in lives.events)
+    before = sum(isinstance(event, Checkpointed) for event in lives.events)
     del lives.events[-lost:]
     if lost == 75:
-        assert sum(isinstance(event, CheckpointBegan) for event in lives.events) < before
+        assert sum(isinstance(event, Checkpointed) for event in lives.events) < before
     result = run_virtual(lives.live)
     assert result is not None
     assert_same(expected, (result, lives))

@@ -1,11 +1,13 @@
 """One run that is killed again and again: its folder and its record outlive each life, and nothing else does."""
 
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 
 from backends.ledgers.memory import MemoryLedger
@@ -77,10 +79,11 @@ class Lives:
     _run_dir: Path | None = None
     _count: int = 0
 
-    async def live(self, die_at: int | None = None) -> RunResult | None:
-        """Live until the record holds ``die_at`` events; returns the result of a life that came to its end.
+    async def live(self, die_at: int | None = None, *, stop_after_s: float = math.inf) -> RunResult | None:
+        """Live until the record holds ``die_at`` events, or somebody stops it; returns the result of a whole life.
 
-        The disk is as it was at the moment of death: what the unwinding of the life wrote is thrown away.
+        The disk is as it was at the moment of death: what the unwinding of the life wrote is thrown away. A life
+        that is stopped ends in order.
         """
         self._count += 1
         run_dir = self.folder / f"life-{self._count}"
@@ -93,16 +96,16 @@ class Lives:
         scripted = self.build()
         self.trainer = ChainedTrainer(scripted.payloads)
         scripted = replace(scripted, trainer=self.trainer)
+        result: RunResult | None = None
         try:
             async with open_backend_over(scripted) as backend:
                 cfg = msgspec.structs.replace(self.cfg, run_dir=str(run_dir))
-                result = await Conductor.run(
-                    cfg, backend=backend, workloads=workloads_of(scripted, ledger), resume=True
-                )
+                workloads = workloads_of(scripted, ledger)
+                with anyio.move_on_after(stop_after_s):
+                    result = await Conductor.run(cfg, backend=backend, workloads=workloads, resume=True)
         except BaseException:  # noqa: ASYNC103 - the life is over, however its unwinding ended
             if not ledger.dead:
                 raise
-            result = None
-        self._run_dir = after if result is None else run_dir
+        self._run_dir = after if ledger.dead else run_dir
         self.events = list(ledger._events)
         return result
