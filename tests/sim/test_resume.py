@@ -28,7 +28,7 @@ from protocols.ledger import (
 )
 from protocols.messages import LeaseId
 from protocols.rollouts import RolloutLease
-from tests.support.lives import Lives
+from tests.support.lives import Lives, holds
 from tests.support.runs import run_config
 from tests.support.scripted.grader import alternating
 from tests.support.scripted.prompts import ScriptedPrompts
@@ -102,7 +102,7 @@ def killed(cfg: RunConfig, build: Build, deaths: Sequence[int], folder: Path) ->
     """Run, killed each time the record has grown by so many events; then to the end."""
     lives = Lives(cfg=cfg, build=build, folder=folder)
     for more in deaths:
-        result = run_virtual(lambda more=more: lives.live(len(lives.events) + more))
+        result = run_virtual(lambda more=more: lives.live(holds(len(lives.events) + more)))
         rebuild(lives.events)
         if result is not None:
             return result, lives
@@ -178,6 +178,25 @@ def test_a_compacted_record_resumes_to_the_same_end(tmp_path: Path) -> None:
     assert len(found[1].events) < len(expected[1].events) / 2
 
 
+@pytest.mark.parametrize("behind", range(8))
+def test_killed_right_behind_a_compaction_it_goes_on_from_the_checkpoint_that_asked_for_it(
+    tmp_path: Path, behind: int
+) -> None:
+    """Found by the kill drill: the steps stood behind the summary and took the place of what it went back to."""
+    cfg = replace_checkpoint(TROUBLED, CheckpointConfig(every=2, keep=1, compact_events=40))
+    expected = reference(TROUBLED, build_troubled)
+    lives = Lives(cfg=cfg, build=build_troubled, folder=tmp_path)
+
+    def fatal(events: Sequence[LedgerEvent]) -> bool:
+        compacted = [index for index, event in enumerate(events) if isinstance(event, Compacted)]
+        return bool(compacted) and len(events) > compacted[0] + behind
+
+    run_virtual(lambda: lives.live(fatal))
+    result = run_virtual(lives.live)
+    assert result is not None
+    assert_same(expected, (result, lives))
+
+
 def replace_checkpoint(cfg: RunConfig, checkpoint: CheckpointConfig) -> RunConfig:
     return msgspec.structs.replace(cfg, checkpoint=checkpoint)
 
@@ -237,7 +256,7 @@ def test_an_asynchronous_run_keeps_the_order_of_its_prompts_and_loses_none(tmp_p
 def test_other_data_are_refused(tmp_path: Path) -> None:
     """I52: the data changed between two lives, and nobody noticed."""
     lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
-    run_virtual(lambda: lives.live(30))
+    run_virtual(lambda: lives.live(holds(30)))
     lives.build = lambda: scripted_workloads(ScriptedPrompts(12, epochs=4))
     with pytest.raises(ConfigError, match="prompts: the data, or their order, are not what the run began with"):
         run_virtual(lives.live)
@@ -248,7 +267,7 @@ def test_a_record_that_lost_its_end_goes_on_from_a_checkpoint_that_it_knows(tmp_
     """A power failure: the checkpoint was on the disk and the end of the record was not."""
     expected = reference(TROUBLED, build_troubled)
     lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
-    run_virtual(lambda: lives.live(118))
+    run_virtual(lambda: lives.live(holds(118)))
     before = sum(isinstance(event, Checkpointed) for event in lives.events)
     del lives.events[-lost:]
     if lost == 75:
@@ -261,7 +280,7 @@ def test_a_record_that_lost_its_end_goes_on_from_a_checkpoint_that_it_knows(tmp_
 def test_a_run_whose_checkpoints_are_gone_says_so(tmp_path: Path) -> None:
     """It must not begin anew in silence: its groups of then are final."""
     lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
-    run_virtual(lambda: lives.live(118))
+    run_virtual(lambda: lives.live(holds(118)))
     assert lives._run_dir is not None
     shutil.rmtree(lives._run_dir / "checkpoints")
     with pytest.raises(UserError, match=r"cannot go on without its checkpoints: step-\d"):

@@ -24,19 +24,32 @@ class Killed(BaseException):
     """The process is gone: what it would have done after this is undone by ``Lives``."""
 
 
+Fatal = Callable[[Sequence[LedgerEvent]], bool]
+
+
+def holds(number: int) -> Fatal:
+    """Return whether a record holds so many events."""
+    return lambda events: len(events) >= number
+
+
+def never(events: Sequence[LedgerEvent]) -> bool:
+    """Let it live."""
+    return False
+
+
 class MortalLedger(MemoryLedger):
-    """Kills the process when it holds ``last`` events.
+    """Kills the process when it holds what it is to die at.
 
     Args:
         events: What the lives before it wrote.
-        last: Events that it still takes; None: it lives on.
+        fatal: Whether a record is the last that it holds.
         die: Called at that moment.
     """
 
-    def __init__(self, events: Sequence[LedgerEvent], last: int | None, die: Callable[[], None]) -> None:
+    def __init__(self, events: Sequence[LedgerEvent], fatal: Fatal, die: Callable[[], None]) -> None:
         super().__init__()
         self._events = list(events)
-        self._last = last
+        self._fatal = fatal
         self._die = die
         self.dead = False
 
@@ -45,16 +58,20 @@ class MortalLedger(MemoryLedger):
         if self.dead:
             raise Killed
         await super().append(events)
-        if self._last is not None and len(self._events) >= self._last:
-            self.dead = True
-            self._die()
-            raise Killed
+        self._meet()
 
     async def compact(self, events: tuple[LedgerEvent, ...]) -> None:
         """Sum up."""
         if self.dead:
             raise Killed
         self._events = list(events)
+        self._meet()
+
+    def _meet(self) -> None:
+        if self._fatal(self._events):
+            self.dead = True
+            self._die()
+            raise Killed
 
 
 @dataclass(kw_only=True)
@@ -79,8 +96,8 @@ class Lives:
     _run_dir: Path | None = None
     _count: int = 0
 
-    async def live(self, die_at: int | None = None, *, stop_after_s: float = math.inf) -> RunResult | None:
-        """Live until the record holds ``die_at`` events, or somebody stops it; returns the result of a whole life.
+    async def live(self, fatal: Fatal = never, *, stop_after_s: float = math.inf) -> RunResult | None:
+        """Live until the record is ``fatal``, or somebody stops it; returns the result of a whole life.
 
         The disk is as it was at the moment of death: what the unwinding of the life wrote is thrown away. A life
         that is stopped ends in order.
@@ -92,7 +109,7 @@ class Lives:
         else:
             shutil.copytree(self._run_dir, run_dir)
         after = self.folder / f"after-{self._count}"
-        ledger = MortalLedger(self.events, die_at, lambda: shutil.copytree(run_dir, after))
+        ledger = MortalLedger(self.events, fatal, lambda: shutil.copytree(run_dir, after))
         scripted = self.build()
         self.trainer = ChainedTrainer(scripted.payloads)
         scripted = replace(scripted, trainer=self.trainer)
