@@ -31,7 +31,9 @@ _POOL = "backends.engines.pool:EnginePool"
 
 
 @asynccontextmanager
-async def open_ports(cfg: RunConfig, *, backend: Backend | None, workloads: Workloads) -> AsyncGenerator[Ports]:
+async def open_ports(
+    cfg: RunConfig, *, backend: Backend | None, workloads: Workloads, resume: bool = False
+) -> AsyncGenerator[Ports]:
     """Open everything that the job names and the caller did not bring, and close it in the reverse order.
 
     Every port given is bounded by the job's deadlines.
@@ -40,12 +42,13 @@ async def open_ports(cfg: RunConfig, *, backend: Backend | None, workloads: Work
         cfg: A job without problems.
         backend: Where workloads are hosted; None opens the job's.
         workloads: What the caller brings; it stays the caller's to close.
+        resume: Whether the run goes on with what its folder holds, if it holds one.
 
     Raises:
         ConfigError: The prompts show that the job could never train; found before anything heavy is opened.
         ConductorError: Something could not be opened; nothing of it remains.
     """
-    site = site_of(cfg)
+    site = site_of(cfg, resume=resume)
     async with AsyncExitStack() as stack:
         home = backend or await stack.enter_async_context(_open_backend(cfg.backend, site))
         bounded_home = bounded_backend(home, cfg.deadlines)
@@ -53,7 +56,7 @@ async def open_ports(cfg: RunConfig, *, backend: Backend | None, workloads: Work
         prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
         if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
             raise ConfigError([problem])
-        ledger = opener.bound(LedgerPort, workloads.ledger or await opener.beside("ledger", cfg.ledger))
+        ledger = opener.bound(LedgerPort, workloads.ledger or await opener.beside("ledger", cfg.ledger_section))
         trackers = workloads.trackers
         if trackers is None:
             trackers = tuple([await opener.beside("tracker", section) for section in cfg.trackers])

@@ -33,7 +33,7 @@ _FIELDS: Mapping[type, Mapping[str, str]] = {
         "save": "checkpoint",
         "load": "checkpoint",
     },
-    LedgerPort: {"*": "record"},
+    LedgerPort: {"*": "record", "replay": "start", "compact": "checkpoint"},
     TrackerPort: {"*": "record"},
     PlacementPort: {"*": "start", "release": "abort"},
     LauncherPort: {"*": "start", "kill": "abort"},

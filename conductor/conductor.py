@@ -23,6 +23,7 @@ class Conductor:
         workloads: Workloads | None = None,
         observer: Observer | None = None,
         to_stderr: bool = False,
+        resume: bool = False,
     ) -> RunResult:
         """Run a job to its end.
 
@@ -32,12 +33,15 @@ class Conductor:
             workloads: Workloads made by hand, in place of the job's sections; they stay the caller's to close.
             observer: Is told of phases and steps.
             to_stderr: Write log lines for people to standard error as well.
+            resume: Go on with the run that ``cfg.run_dir`` holds, from its last complete checkpoint; where it holds
+                none, begin.
 
         Returns:
             What was trained, and where every admitted group ended.
 
-        Cancelling: what is lent out is aborted, under a shield of ``deadlines.abort`` seconds; then the
-        cancellation goes on. Nothing that the run started is alive afterwards. Signals are the caller's.
+        Cancelling: what is lent out is aborted, under a shield of twice ``deadlines.abort`` seconds, and what was
+        trained is saved, under one of ``deadlines.checkpoint``; then the cancellation goes on. Nothing that the run
+        started is alive afterwards. Signals are the caller's.
 
         Raises:
             ConfigError: The job cannot start; all of its problems at once, before anything is started.
@@ -45,7 +49,7 @@ class Conductor:
         """
         workloads = workloads or Workloads()
         given = {*workloads.sections(), *(["backend"] if backend else [])}
-        problems = find_problems(cfg, given=given)
+        problems = find_problems(cfg, given=given, resume=resume)
         if problems:
             raise ConfigError(problems)
         site = site_of(cfg)
@@ -53,5 +57,10 @@ class Conductor:
         if cfg.run_dir is not None and (problem := make_folder(cfg.run_dir)):
             raise ConfigError([problem])
         return await runtime.run(
-            cfg, backend=backend, workloads=workloads, observer=observer or Unwatched(), to_stderr=to_stderr
+            cfg,
+            backend=backend,
+            workloads=workloads,
+            observer=observer or Unwatched(),
+            to_stderr=to_stderr,
+            resume=resume,
         )

@@ -28,6 +28,21 @@ class FilterConfig(Message, frozen=True, kw_only=True):
     on_ceiling: Literal["keep", "short", "fail"] = "keep"
 
 
+class CheckpointConfig(Message, frozen=True, kw_only=True):
+    """When checkpoints are written; the last one is written at the end of the run, and when it is stopped.
+
+    Attributes:
+        every: Steps between two; 0: only the last one.
+        keep: How many are kept; an older one is removed when the newer one is complete.
+        compact_events: Events after which a checkpoint lets the record be summed up: what is final is then
+            counted and no more listed one by one. 0: never.
+    """
+
+    every: Annotated[int, Meta(ge=0)] = 50
+    keep: PositiveInt = 2
+    compact_events: Annotated[int, Meta(ge=0)] = 1_000_000
+
+
 class Deadlines(Message, frozen=True, kw_only=True):
     """How long one call of a port may take, in seconds.
 
@@ -40,7 +55,8 @@ class Deadlines(Message, frozen=True, kw_only=True):
         publish: Staging weights, or loading them into the engines.
         checkpoint: Writing one checkpoint.
         record: Writing to the ledger or a tracker, and releasing payloads.
-        abort: Confirming an abort; also the length of every shield.
+        abort: Confirming an abort, once. A run that ends stops what is lent within twice this.
+        reconcile: Trying an abort again that nobody confirms.
     """
 
     start: Seconds = 600.0
@@ -52,6 +68,12 @@ class Deadlines(Message, frozen=True, kw_only=True):
     checkpoint: Seconds = 600.0
     record: Seconds = 60.0
     abort: Seconds = 10.0
+    reconcile: Seconds = 600.0
+
+
+def default_ledger(run_dir: str | None) -> Section:
+    """Return the section of a job that names no ledger."""
+    return Section(kind="memory" if run_dir is None else "sqlite")
 
 
 class RunConfig(Message, frozen=True, kw_only=True):
@@ -72,14 +94,16 @@ class RunConfig(Message, frozen=True, kw_only=True):
             (counted from the tenth on).
         filter: Groups that teach nothing.
         sampling: How tokens are drawn.
+        checkpoint: When the run's state is written.
         deadlines: How long a wait may take.
         lag_interval_s: Seconds between two measurements of the event loop's lag; 0 measures none.
         freeze_gc: After warm-up, hide what is alive from the garbage collector until the run ends. It is the
             whole process's setting; a full collection with torch loaded stops everything for 0.1 s or more.
         registration: The tenant of the engines.
-        run_dir: Where the run writes; None writes nothing, and there is no checkpoint.
+        run_dir: Where the run writes; None writes nothing: there is no checkpoint, and no resume.
         job_dir: Folder that relative paths start from; None: the working folder.
-        model, prompts, reward, episode, engine, train, backend, ledger, trackers: Adapters.
+        ledger: The record of ownership; None: ``sqlite`` in the run's folder, ``memory`` where there is none.
+        model, prompts, reward, episode, engine, train, backend, trackers: Adapters.
     """
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
@@ -94,6 +118,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
     max_dropped: Annotated[float, Meta(ge=0, le=1)] = 0.5
     filter: FilterConfig = FilterConfig()
     sampling: Sampling
+    checkpoint: CheckpointConfig = CheckpointConfig()
     deadlines: Deadlines = Deadlines()
     lag_interval_s: Annotated[float, Meta(ge=0)] = 0.01
     freeze_gc: bool = True
@@ -107,7 +132,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
     engine: Section = Section(kind="torch")
     train: Section = Section(kind="torch")
     backend: Section = Section(kind="inproc")
-    ledger: Section = Section(kind="memory")
+    ledger: Section | None = None
     trackers: tuple[Section, ...] = (Section(kind="jsonl"),)
 
     @property
@@ -119,6 +144,11 @@ class RunConfig(Message, frozen=True, kw_only=True):
     def slots_in_flight(self) -> int:
         """Groups in flight at once."""
         return self.slots or self.batch_groups * (self.max_age + 1)
+
+    @property
+    def ledger_section(self) -> Section:
+        """The ledger's section, chosen where the job leaves it open."""
+        return self.ledger or default_ledger(self.run_dir)
 
     @property
     def filter_ceiling(self) -> int:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TypeVarTuple, cast
 
+import anyio
 from anyio.abc import TaskGroup
 from structlog.typing import FilteringBoundLogger
 
@@ -20,9 +21,8 @@ from conductor.observe.metrics import StepWindow
 from conductor.observe.observer import Observer
 from conductor.ports import Ports
 from protocols.aio import Doorbell, owned
-from protocols.ledger import LedgerEvent
+from protocols.ledger import LedgerEvent, RunStarted, Stepped
 from protocols.messages import LeaseId, WeightVersion
-from protocols.tracking import StepRecord
 
 Args = TypeVarTuple("Args")
 Streams = TypeVarTuple("Streams")
@@ -30,7 +30,7 @@ Streams = TypeVarTuple("Streams")
 INITIAL = WeightVersion(0)
 
 HISTORY = 10_000
-"""Step records kept in memory; all of them go to the trackers."""
+"""Steps kept in memory; all of them go to the trackers."""
 
 
 @dataclass(kw_only=True)
@@ -39,10 +39,16 @@ class RunContext:
 
     Attributes:
         changed: Rings after every transition, every publish and every change of the stages' own state.
+        resume: Whether the run goes on where its record ends.
+        origin: The first event of the record.
+        recorded: Events in the record.
         trained: The trainer's version.
-        first_version: The trainer's version at the start of the run.
-        publish_s: Seconds that the last publish took.
-        samples: Samples trained so far.
+        closed: The version whose step is closed and recorded.
+        saved: The version of the last checkpoint; None: there is none.
+        checkpoint: Its folder.
+        steps: The last steps of the run, those before a resume included.
+        seconds_before: How long earlier lives of the run trained; ``began``: since when this one does.
+        publish_s, checkpoint_s: Seconds that the last publish took, and the last checkpoint.
         idle: Whether the trainer waits for a batch.
         readmitted: Leases that admit sends out again, in order.
         record_failed: Whether the ledger failed to write: nothing is written after a gap.
@@ -61,15 +67,37 @@ class RunContext:
     changed: Doorbell = field(default_factory=Doorbell)
     window: StepWindow = field(default_factory=StepWindow)
     lag: LagMonitor = field(default_factory=LagMonitor)
-    history: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    resume: bool = False
+    origin: RunStarted | None = None
+    recorded: int = 0
     trained: WeightVersion = INITIAL
-    first_version: WeightVersion = INITIAL
+    closed: WeightVersion = INITIAL
+    saved: WeightVersion | None = None
+    checkpoint: str | None = None
+    steps: deque[Stepped] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    seconds_before: float = 0.0
+    began: float | None = None
     publish_s: float = 0.0
+    checkpoint_s: float = 0.0
     idle: bool = False
     readmitted: deque[LeaseId] = field(default_factory=deque)
     rollouts_done: bool = False
     record_failed: bool = False
-    samples: int = 0
+
+    @property
+    def first_version(self) -> WeightVersion:
+        """The trainer's version before the first step of the run."""
+        return INITIAL if self.origin is None else self.origin.version
+
+    @property
+    def run_id(self) -> str:
+        """Names the record that the run's checkpoints belong to."""
+        return "" if self.origin is None else self.origin.run_id
+
+    @property
+    def seconds(self) -> float:
+        """For how long the run has trained, without the time between two lives of it."""
+        return self.seconds_before + (0.0 if self.began is None else anyio.current_time() - self.began)
 
     async def record(self, *events: LedgerEvent) -> None:
         """Make transitions and write them down.
@@ -81,10 +109,22 @@ class RunContext:
         for event in events:
             self.table.apply(event)
         self.changed.ring()
-        if self.record_failed:
+        if self.record_failed or not events:
             return
+        self.recorded += len(events)
+        await self._write(self.ports.ledger.append(events))
+
+    async def compact_record(self) -> None:
+        """Put a summary in the place of the record."""
+        if self.origin is None or self.record_failed:
+            return
+        events = (self.origin, *self.steps, self.table.compacted())
+        self.recorded = len(events)
+        await self._write(self.ports.ledger.compact(events))
+
+    async def _write(self, written: Awaitable[None]) -> None:
         try:
-            await self.ports.ledger.append(events)
+            await written
         except Exception:
             self.record_failed = True
             raise

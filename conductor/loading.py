@@ -12,6 +12,7 @@ import msgspec
 
 from conductor.config import RunConfig
 from conductor.decoding import decode_fields
+from conductor.jobfile import JOB_FILE, holds_run
 from conductor.validation import SECTIONS, find_problems_between
 from conductor.wording import noun
 from protocols.errors import ConfigError, Problem
@@ -23,16 +24,18 @@ def load_config(
     overrides: Sequence[str] = (),
     run_dir: str | None = None,
     given: Collection[str] = (),
+    resume: bool = False,
 ) -> RunConfig:
     """Read a job file and check it.
 
     Args:
-        path: A TOML or YAML file. Relative paths in it start from its own folder.
+        path: A TOML, YAML or JSON file. Relative paths in it start from its own folder.
         overrides: ``a.b=value`` each, laid over the file in order. A value that reads as TOML (``1e-3``,
             ``true``, ``[1, 2]``, ``"text"``) is that value, anything else is text.
         run_dir: Where the run writes, from the working folder; None: what the file says, or else a new
             folder in ``runs``. It is not created here.
         given: Sections whose workloads will be handed over in code and need no adapter.
+        resume: Whether the run may go on with what its folder holds.
 
     Raises:
         ConfigError: Something is wrong; it holds every problem.
@@ -41,16 +44,37 @@ def load_config(
     problems = [problem for override in overrides if (problem := _lay_over(raw, override)) is not None]
     fields, wrong = decode_fields(RunConfig, raw)
     _settle_folders(fields, Path(path), run_dir)
-    problems += [*wrong, *find_problems_between(fields, given=given)]
+    problems += [*wrong, *find_problems_between(fields, given=given, resume=resume)]
+    if problems:
+        raise ConfigError(problems)
+    return RunConfig(**fields)
+
+
+def read_job(run_dir: str | os.PathLike[str]) -> RunConfig:
+    """Read the job that a run's folder keeps. Nothing but its fields is checked.
+
+    Raises:
+        ConfigError: No run has begun in the folder, or the job there was changed for the worse.
+    """
+    folder = Path(run_dir).resolve()
+    if not holds_run(folder):
+        why, mend = "no run has begun there", "name the folder of a run; conductor run begins one"
+        raise ConfigError([Problem(field="RUN_DIR", value=repr(str(run_dir)), why=why, mend=mend)])
+    fields, problems = decode_fields(RunConfig, _read(folder / JOB_FILE))
+    _settle_folders(fields, folder / JOB_FILE, str(folder))
     if problems:
         raise ConfigError(problems)
     return RunConfig(**fields)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    parse = {".toml": _parse_toml, ".yaml": _parse_yaml, ".yml": _parse_yaml}.get(path.suffix.lower())
+    parse = {".toml": _parse_toml, ".yaml": _parse_yaml, ".yml": _parse_yaml, ".json": msgspec.json.decode}.get(
+        path.suffix.lower()
+    )
     if parse is None:
-        raise _unreadable(path, "is neither TOML nor YAML by its name", "name a file that ends in .toml, .yaml or .yml")
+        raise _unreadable(
+            path, "is neither TOML nor YAML by its name", "name a file that ends in .toml, .yaml, .yml or .json"
+        )
     try:
         raw = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:

@@ -19,6 +19,22 @@ class Accounts(Message, frozen=True, kw_only=True):
         return self.admitted == self.committed + self.filtered + self.dropped + self.open
 
 
+class SampleAccounts(Message, frozen=True, kw_only=True):
+    """Where every sample of the admitted groups is; a committed group's are trained, or masked for want of a reward."""
+
+    admitted: int = 0
+    trained: int = 0
+    masked: int = 0
+    filtered: int = 0
+    dropped: int = 0
+    open: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether nothing is lost and nothing counted twice."""
+        return self.admitted == self.trained + self.masked + self.filtered + self.dropped + self.open
+
+
 class RunResult(Message, frozen=True, kw_only=True):
     """A finished run.
 

@@ -9,7 +9,6 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from structlog.typing import FilteringBoundLogger
 
-from conductor.abort import settle_run
 from conductor.bootstrap import open_ports
 from conductor.config import RunConfig
 from conductor.context import RunContext
@@ -21,6 +20,8 @@ from conductor.observe.log import open_log
 from conductor.observe.observer import Observer
 from conductor.ports import Ports, Workloads
 from conductor.result import RunResult
+from conductor.resuming import begin, restore
+from conductor.settling import settle_run
 from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
 from protocols.backend import Backend
@@ -31,15 +32,22 @@ T = TypeVar("T")
 
 
 async def run(
-    cfg: RunConfig, *, backend: Backend | None, workloads: Workloads, observer: Observer, to_stderr: bool
+    cfg: RunConfig,
+    *,
+    backend: Backend | None,
+    workloads: Workloads,
+    observer: Observer,
+    to_stderr: bool,
+    resume: bool = False,
 ) -> RunResult:
     """Conduct one run of a job without problems; see ``Conductor.run``."""
     failures = Failures()
     with open_log(cfg.run_dir, to_stderr=to_stderr) as log:
         try:
             observer.phase("starting")
-            async with open_ports(cfg, backend=backend, workloads=workloads) as ports:
+            async with open_ports(cfg, backend=backend, workloads=workloads, resume=resume) as ports:
                 ctx = make_context(cfg, ports, log=log, observer=observer, failures=failures)
+                ctx.resume = resume
                 with failures.watch("the run"):
                     return await conduct(ctx)
         except BaseExceptionGroup as group:
@@ -82,17 +90,17 @@ def make_context(
 async def conduct(ctx: RunContext) -> RunResult:
     """Warm up, run the stages, save; on any way out settle what is lent and unfreeze what was frozen."""
     error: BaseException | None = None
-    checkpoint, seconds = None, 0.0
+    seconds = 0.0
     try:
         async with anyio.create_task_group() as background:
             if ctx.cfg.lag_interval_s:
                 ctx.start(background, "lag monitor", ctx.lag.run, ctx.cfg.lag_interval_s)
             await _warm_up(ctx)
-            began = anyio.current_time()
+            ctx.began = anyio.current_time()
             await _run_stages(ctx)
-            seconds = anyio.current_time() - began
+            seconds = ctx.seconds
             ctx.observer.phase("saving")
-            checkpoint = await save_checkpoint(ctx)
+            await save_checkpoint(ctx)
             background.cancel_scope.cancel()
         _check_books(ctx)
     except BaseException as exc:
@@ -101,18 +109,25 @@ async def conduct(ctx: RunContext) -> RunResult:
     finally:
         if ctx.cfg.freeze_gc:
             gc.unfreeze()
-        with anyio.move_on_after(ctx.cfg.deadlines.abort, shield=True) as scope:
+        with anyio.move_on_after(2 * ctx.cfg.deadlines.abort, shield=True) as scope:
             await _settle(ctx, error)
         if scope.cancelled_caught:
-            ctx.log.error("abort.timed_out", deadline_s=ctx.cfg.deadlines.abort, open=ctx.table.accounts.open)
+            ctx.log.error("abort.timed_out", deadline_s=2 * ctx.cfg.deadlines.abort, open=ctx.table.accounts.open)
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            await _save_when_stopped(ctx, error)  # noqa: ASYNC102 - shielded there, with a deadline
+    return _result(ctx, seconds)
+
+
+def _result(ctx: RunContext, seconds: float) -> RunResult:
+    """Return what the whole run came to, all of its lives together."""
     return RunResult(
         steps=ctx.trained - ctx.first_version,
-        metrics=tuple(ctx.history),
-        checkpoint=checkpoint,
+        metrics=tuple(step.record for step in ctx.steps),
+        checkpoint=ctx.checkpoint,
         accounts=ctx.table.accounts,
-        samples=ctx.samples,
+        samples=ctx.table.tally.trained_samples,
         seconds=seconds,
-        dropped=dict(ctx.table.dropped),
+        dropped=dict(ctx.table.tally.dropped),
         failures=dict(ctx.window.totals),
         run_dir=ctx.cfg.run_dir,
     )
@@ -120,9 +135,10 @@ async def conduct(ctx: RunContext) -> RunResult:
 
 async def _warm_up(ctx: RunContext) -> None:
     """Give the engines the trainer's weights, and keep the collector away from what will not go away."""
+    await restore(ctx)
     ctx.observer.phase("warming up")
     manifest = await train.stage_weights(ctx)
-    ctx.trained = ctx.first_version = manifest.version
+    await begin(ctx, manifest.version)
     await publish.publish_pending(ctx)
     if ctx.cfg.freeze_gc:
         gc.collect()
@@ -157,12 +173,24 @@ def _stream(
     return streams.enter_context(send), streams.enter_context(receive)
 
 
+async def _save_when_stopped(ctx: RunContext, error: BaseException) -> None:
+    """Keep what a run has trained that somebody stopped, where its last step is closed and its record whole."""
+    if ctx.closed != ctx.trained or ctx.table.open_dispatches() or ctx.record_failed or not ctx.steps:
+        return
+    ctx.observer.phase("saving")
+    try:
+        await save_checkpoint(ctx)
+    except Exception as exc:
+        ctx.log.exception("checkpoint.failed")
+        error.add_note(f"the checkpoint then failed with {type(exc).__name__}: {exc}")
+
+
 def _check_books(ctx: RunContext) -> None:
     accounts = ctx.table.accounts
     if accounts.open or not accounts.balanced:
         raise InvariantError(f"the run ended and its books do not: {accounts}")
     if ctx.trained == ctx.first_version:
-        reasons = {**ctx.table.dropped, **ctx.table.filtered, **ctx.window.totals}
+        reasons = {**ctx.table.tally.dropped, **ctx.table.tally.filtered, **ctx.window.totals}
         raise Stalled(f"no step was trained out of {accounts.admitted} groups: {reasons or 'there were no prompts'}")
 
 

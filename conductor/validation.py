@@ -10,8 +10,9 @@ from typing import Any, cast
 import msgspec
 
 from conductor.algorithms.table import ALGORITHMS
-from conductor.config import RunConfig, algorithm_of
+from conductor.config import RunConfig, algorithm_of, default_ledger
 from conductor.decoding import decode, decode_fields
+from conductor.jobfile import holds_run
 from protocols.adapters import Adapter, UnknownAdapter, known_kinds, missing_module, resolve
 from protocols.errors import Problem
 from protocols.inference import Sampling
@@ -24,21 +25,24 @@ _USE_THE_MODEL = ("episode", "engine", "train")
 _CONTEXT_NAMES = ("n_positions", "max_position_embeddings")
 
 
-def find_problems(cfg: RunConfig, *, given: Collection[str] = ()) -> list[Problem]:
+def find_problems(cfg: RunConfig, *, given: Collection[str] = (), resume: bool = False) -> list[Problem]:
     """Find everything that is wrong with a job, without starting anything.
 
     Args:
         cfg: The job; it may have been built in code, where constructors check nothing.
         given: Sections whose workloads were handed over in code and need no adapter.
+        resume: Whether the run may go on with what its folder holds.
 
     Returns:
         Each problem once: the fields' own, then between fields, then section by section.
     """
     fields, problems = decode_fields(RunConfig, msgspec.structs.asdict(cfg))
-    return [*problems, *find_problems_between(fields, given=given)]
+    return [*problems, *find_problems_between(fields, given=given, resume=resume)]
 
 
-def find_problems_between(fields: Mapping[str, Any], *, given: Collection[str] = ()) -> list[Problem]:
+def find_problems_between(
+    fields: Mapping[str, Any], *, given: Collection[str] = (), resume: bool = False
+) -> list[Problem]:
     """Find what is wrong between those fields of a ``RunConfig`` that are right by themselves.
 
     Nothing is said about what depends on a field that is not in ``fields``.
@@ -48,10 +52,18 @@ def find_problems_between(fields: Mapping[str, Any], *, given: Collection[str] =
         needed = inspect.signature(rule).parameters
         if needed.keys() <= fields.keys():
             problems += rule(**{name: fields[name] for name in needed})
-    site = _site(fields)
+    if resume and fields.get("run_dir", "") is None:
+        why, mend = "without a folder there is nothing to go on with", "name the folder of the run"
+        problems.append(Problem(field="run_dir", value=None, why=why, mend=mend))
+    if not resume:
+        problems += _used(fields)
+    site = _site(fields, resume=resume)
     for name in SECTIONS:
         if name in fields and name not in given:
-            found = _section(name, fields[name], site, needs_model=_needs_model(fields, given))
+            section = fields[name]
+            if name == "ledger" and section is None:
+                section = default_ledger(fields.get("run_dir"))
+            found = _section(name, section, site, needs_model=_needs_model(fields, given))
             wrong = {_owner(problem) for problem in problems} | (set(SECTIONS) - fields.keys())
             problems += _fresh(found, name, wrong, {problem.field for problem in problems})
     if "trackers" not in given:
@@ -74,22 +86,33 @@ def find_remainder_problem(cfg: RunConfig, epoch_length: int | None) -> Problem 
     return Problem(field="remainder", value="'drop'", why=why, mend=mend)
 
 
-def site_of(cfg: RunConfig) -> Site:
-    """Return the facts about the run that adapters need, with absolute folders."""
-    return _site(msgspec.structs.asdict(cfg))
+def site_of(cfg: RunConfig, *, resume: bool = False) -> Site:
+    """Return the facts about the run that adapters need, with absolute folders.
+
+    Args:
+        cfg: The job.
+        resume: Whether the run goes on with what its folder holds, if it holds one.
+    """
+    return _site(msgspec.structs.asdict(cfg), resume=resume)
 
 
-def _site(fields: Mapping[str, Any]) -> Site:
+def _site(fields: Mapping[str, Any], *, resume: bool) -> Site:
     job_dir = _absolute(fields.get("job_dir"))
-    run_dir = fields.get("run_dir")
+    folder = _run_folder(fields)
     return Site(
         job_dir=str(job_dir),
-        run_dir=None if run_dir is None else str((job_dir / run_dir).resolve()),
+        run_dir=None if folder is None else str(folder),
+        resume=resume and folder is not None and holds_run(folder),
         seed=fields.get("seed", 0),
         steps=fields.get("steps"),
         max_tokens=sampling.max_tokens if isinstance(sampling := fields.get("sampling"), Sampling) else None,
         model=fields.get("model"),
     )
+
+
+def _run_folder(fields: Mapping[str, Any]) -> Path | None:
+    run_dir = fields.get("run_dir")
+    return None if run_dir is None else (_absolute(fields.get("job_dir")) / run_dir).resolve()
 
 
 def _absolute(job_dir: str | None) -> Path:
@@ -145,14 +168,20 @@ def _folder(run_dir: str | None, job_dir: str | None) -> Iterable[Problem]:
     folder = _absolute(job_dir) / run_dir
     there = next(path for path in (folder, *folder.parents) if path.exists())
     why = None
-    if (folder / "checkpoints").exists():
-        why = "it holds the checkpoints of another run"
-    elif not there.is_dir():
+    if not there.is_dir():
         why = f"{there} is no folder"
     elif not os.access(there, os.W_OK | os.X_OK):
         why = f"{there} cannot be written to"
     if why is not None:
         yield Problem(field="run_dir", value=repr(run_dir), why=why, mend="name another folder")
+
+
+def _used(fields: Mapping[str, Any]) -> Iterable[Problem]:
+    """Find that the folder holds a run, which another would write over."""
+    folder = _run_folder(fields)
+    if folder is not None and (holds_run(folder) or (folder / "checkpoints").exists()):
+        mend = "go on with it (conductor resume FOLDER, run --resume), or name another folder"
+        yield Problem(field="run_dir", value=repr(fields["run_dir"]), why="it holds a run", mend=mend)
 
 
 def make_folder(run_dir: str) -> Problem | None:

@@ -1,11 +1,32 @@
-"""The record of ownership: one event for each transition of a lease."""
+"""The record of ownership: one event for each transition of a lease, and what a resume needs beside them."""
 
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from protocols.grading import Grade, GradeFault
-from protocols.messages import DispatchId, LeaseId, Message, WeightVersion
-from protocols.prompts import Prompt
+from protocols.messages import DispatchId, LeaseId, Message, RegistrationKey, WeightVersion
+from protocols.prompts import Prompt, SourceState
 from protocols.rollouts import GroupReceipt
+from protocols.tracking import StepRecord
+
+
+class RunStarted(Message, frozen=True, kw_only=True, tag="run_started"):
+    """The first event of a record.
+
+    Attributes:
+        run_id: Made when the run began; its checkpoints carry it.
+        job: The job as built-in values, for a resume to compare with.
+        version: The trainer's version before the first step.
+        prompts: Where the source stood.
+        fingerprint: Of the prompts.
+        resumable: Whether checkpoints are written. If not, a settled lease is final at once.
+    """
+
+    run_id: str
+    job: dict[str, Any]
+    version: WeightVersion
+    prompts: SourceState
+    fingerprint: str
+    resumable: bool = True
 
 
 class Admitted(Message, frozen=True, kw_only=True, tag="admitted"):
@@ -32,16 +53,23 @@ class Graded(Message, frozen=True, kw_only=True, tag="graded"):
 
 
 class Filtered(Message, frozen=True, kw_only=True, tag="filtered"):
-    """A graded group teaches nothing and will not be trained."""
+    """A graded group teaches nothing and will not be trained; ``replaced``: another one takes its place."""
 
     lease_id: LeaseId
     reason: str
+    replaced: bool = True
 
 
 class Claimed(Message, frozen=True, kw_only=True, tag="claimed"):
-    """Graded groups were lent to the trainer. Written before the trainer sees them."""
+    """A batch lease: graded groups lent to the trainer for one step. Written before the trainer sees them.
+
+    Attributes:
+        registration, version: The parameters that the step may change, and no others.
+        leases: In the order of admission; each once.
+    """
 
     dispatch_id: DispatchId
+    registration: RegistrationKey = RegistrationKey()
     version: WeightVersion
     leases: tuple[LeaseId, ...]
 
@@ -74,7 +102,7 @@ class AbortConfirmed(Message, frozen=True, kw_only=True, tag="aborted"):
 
 
 class Readmitted(Message, frozen=True, kw_only=True, tag="readmitted"):
-    """An aborted group is admitted again as ``attempt``."""
+    """An aborted or reopened group is admitted again as ``attempt``."""
 
     lease_id: LeaseId
     attempt: int
@@ -87,8 +115,124 @@ class Dropped(Message, frozen=True, kw_only=True, tag="dropped"):
     reason: str
 
 
+class EpochClosed(Message, frozen=True, kw_only=True, tag="epoch_closed"):
+    """All groups of an epoch are claimed or settled: the next one may begin."""
+
+    epoch: int | None
+
+
+class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
+    """A train step is closed; no batch is lent at that moment. A checkpoint of its version goes back to here.
+
+    Attributes:
+        record: What the trackers were told.
+        seconds: From the first admission until now, without the time between two lives of the run.
+        failures: Masked samples and retried groups of the whole run until now, by class.
+    """
+
+    record: StepRecord
+    seconds: float
+    failures: dict[str, int] = {}
+
+
+class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
+    """The checkpoint of ``version`` is complete; ``kept`` are all that there are, itself among them."""
+
+    version: WeightVersion
+    kept: tuple[WeightVersion, ...]
+
+
+class Resumed(Message, frozen=True, kw_only=True, tag="resumed"):
+    """The run goes on from the checkpoint of ``version``.
+
+    Every group that is open, or was settled after the step of that version, is reopened. What the run had come
+    to is again what it was then.
+    """
+
+    version: WeightVersion
+
+
+class Tally(Message, frozen=True, kw_only=True):
+    """What a run has come to, in groups unless the name says otherwise; see ``conductor.core.tally``."""
+
+    committed: int
+    filtered: dict[str, int]
+    dropped: dict[str, int]
+    trained_samples: int
+    masked_samples: int
+    filtered_samples: int
+    dropped_samples: int
+    claims: int
+    unclaims: int
+    claimed: int
+    filtered_for_batch: tuple[LeaseId, ...]
+    short: int
+    epoch: int | None
+    progress: int
+
+
+class LeaseRecord(Message, frozen=True, kw_only=True):
+    """A lease as it stands; see ``conductor.core.leases``."""
+
+    lease_id: LeaseId
+    prompt: Prompt
+    group_size: int
+    attempt: int
+    first_attempt: int
+    state: Literal[
+        "admitted", "generating", "graded", "claimed", "aborting", "aborted", "reopened",
+        "committed", "filtered", "dropped",
+    ]  # fmt: skip
+    receipt: GroupReceipt | None = None
+    grades: tuple[Grade | GradeFault, ...] = ()
+
+
+class Cut(Message, frozen=True, kw_only=True):
+    """What a checkpoint of ``version`` goes back to.
+
+    Attributes:
+        complete: Whether there is one.
+        admitted, settled: How many leases were when the step of that version was closed.
+        tally: What the run had come to.
+    """
+
+    version: WeightVersion
+    complete: bool
+    admitted: int
+    settled: int
+    tally: Tally
+
+
+class Compacted(Message, frozen=True, kw_only=True, tag="compacted"):
+    """Stands for everything before it but ``RunStarted`` and the steps that count, which go before it.
+
+    Attributes:
+        admitted, samples: Groups and samples admitted.
+        position: Of the prompt after the last one admitted; None: none was.
+        dispatched: Batches claimed, those of abandoned lives included.
+        settled: Leases settled.
+        tally: What the run has come to.
+        open: Leases that are not settled, in the order of admission.
+        recent: Leases that were settled since the oldest checkpoint, in the order of settling.
+        dispatches: Batches that are lent.
+        cuts: What a resume may go back to.
+    """
+
+    admitted: int
+    samples: int
+    position: int | None
+    dispatched: int
+    settled: int
+    tally: Tally
+    open: tuple[LeaseRecord, ...]
+    recent: tuple[LeaseRecord, ...]
+    dispatches: tuple[Claimed, ...]
+    cuts: tuple[Cut, ...]
+
+
 LedgerEvent = (
-    Admitted
+    RunStarted
+    | Admitted
     | Generating
     | Graded
     | Filtered
@@ -99,22 +243,59 @@ LedgerEvent = (
     | AbortConfirmed
     | Readmitted
     | Dropped
+    | EpochClosed
+    | Stepped
+    | Checkpointed
+    | Resumed
+    | Compacted
 )
+
+
+class Record(Message, frozen=True, kw_only=True):
+    """A whole record, read by somebody who does not write it.
+
+    Attributes:
+        run_id: Of the run that it was made for; it stays the same when the run is resumed.
+        events: In order.
+        lost: How many events had been durable and are not there any more.
+    """
+
+    run_id: str
+    events: tuple[LedgerEvent, ...]
+    lost: int
 
 
 class LedgerPort(Protocol):
     """The record. Appends may be concurrent; they are written in the order of the calls.
 
-    It has no gap: when an append fails, every later one fails too.
+    It has no gap: when an append fails, every later one fails too. One process writes it at a time.
     """
 
     async def append(self, events: tuple[LedgerEvent, ...]) -> None:
         """Write ``events``, all or none; they are as durable as the adapter promises on return.
 
         Cancelling: they are written all the same.
+
+        Raises:
+            PortFailed: They could not be written, or an earlier append could not.
         """
         ...
 
     async def replay(self) -> tuple[LedgerEvent, ...]:
-        """Return all events in order."""
+        """Return all events in order.
+
+        Raises:
+            CorruptLedger: An event is not what was written; the message names it by number.
+        """
+        ...
+
+    async def lost(self) -> int:
+        """Return how many events had been durable and were not there any more when the record was opened."""
+        ...
+
+    async def compact(self, events: tuple[LedgerEvent, ...]) -> None:
+        """Put ``events`` in the place of all that was appended before, at once or not at all.
+
+        Cancelling: it happens all the same.
+        """
         ...

@@ -21,6 +21,7 @@ class Site(Message, frozen=True, kw_only=True):
     Attributes:
         job_dir: Absolute folder that relative paths in the job start from.
         run_dir: Absolute folder of this run; None when nothing is written.
+        resume: Whether the run goes on from what its folder holds; else the folder must hold no run.
         seed: Seed of the run.
         steps: Train steps that the run takes at most; None where that is not known.
         max_tokens: Most tokens of one completion; None where that is not known.
@@ -29,6 +30,7 @@ class Site(Message, frozen=True, kw_only=True):
 
     job_dir: str
     run_dir: str | None = None
+    resume: bool = False
     seed: int = 0
     steps: int | None = None
     max_tokens: int | None = None

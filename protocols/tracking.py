@@ -23,3 +23,13 @@ class TrackerPort(Protocol):
     async def log(self, record: StepRecord) -> None:
         """Take one record; returns at once or soon."""
         ...
+
+    async def rewind(self, step: int) -> int:
+        """Take back every record after ``step``, as far as possible: the run goes on from there.
+
+        Called before the first ``log`` of a resumed run.
+
+        Returns:
+            The last step that is held; the records after it, up to ``step``, are logged again.
+        """
+        ...

@@ -37,10 +37,12 @@ class JsonlTracker:
 
     Args:
         lines: To that task; None throws records away.
+        path: The file, for ``rewind``.
     """
 
-    def __init__(self, lines: MemoryObjectSendStream[bytes] | None) -> None:
+    def __init__(self, lines: MemoryObjectSendStream[bytes] | None, path: Path | None = None) -> None:
         self._lines = lines
+        self._path = path
 
     async def log(self, record: StepRecord) -> None:
         """Take one record; see ``TrackerPort.log``."""
@@ -52,12 +54,23 @@ class JsonlTracker:
         except (anyio.WouldBlock, anyio.BrokenResourceError) as exc:
             log.warning("metrics.lost", step=record.step, error=type(exc).__name__)
 
+    async def rewind(self, step: int) -> int:
+        """Cut the file behind ``step``, and a line that a kill tore; see ``TrackerPort.rewind``."""
+        if self._path is None:
+            await checkpoint()
+            return step
+        try:
+            return await anyio.to_thread.run_sync(_cut_behind, self._path, step)
+        except OSError as exc:
+            log.warning("metrics.rewind_failed", path=str(self._path), error=str(exc))
+            return step
+
 
 class _Writer:
     """Appends lines to a file. A refusal is reported once, and tried again with the next line."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._waiting: list[bytes] = []
         self._refused = False
         self.ended = anyio.Event()
@@ -79,11 +92,11 @@ class _Writer:
 
     async def _flush(self) -> None:
         try:
-            await anyio.to_thread.run_sync(_append, self._path, b"".join(self._waiting), abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(_append, self.path, b"".join(self._waiting), abandon_on_cancel=True)
         except OSError as exc:
             del self._waiting[:-_KEPT]
             if not self._refused:
-                log.warning("metrics.write_failed", path=str(self._path), error=str(exc))
+                log.warning("metrics.write_failed", path=str(self.path), error=str(exc))
             self._refused = True
         else:
             self._waiting.clear()
@@ -96,6 +109,32 @@ def _append(path: Path, data: bytes) -> None:
         if file.write(data) != len(data):
             file.truncate(end)  # or the next try would leave half a line and then repeat it
             raise OSError(errno.ENOSPC, "the disk took only a part of it")
+
+
+def _cut_behind(path: Path, step: int) -> int:
+    """Keep the lines up to the first one that is torn or of a step after ``step``; return the last step kept."""
+    if not path.exists():
+        return 0
+    kept, last = 0, 0
+    with path.open("rb+") as file:
+        for line in file:
+            found = _step_of(line)
+            if found is None or found > step:
+                break
+            kept, last = kept + len(line), found
+        file.truncate(kept)
+    return last
+
+
+def _step_of(line: bytes) -> int | None:
+    try:
+        return msgspec.json.decode(line, type=_Line).step if line.endswith(b"\n") else None
+    except msgspec.MsgspecError:
+        return None
+
+
+class _Line(msgspec.Struct):
+    step: int
 
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
@@ -117,7 +156,7 @@ async def open(cfg: Config, host: Host) -> AsyncGenerator[JsonlTracker]:  # noqa
     async with open_tasks() as tasks:
         tasks.start_soon(owned, "tracker jsonl", partial(writer.run, receiver), name="tracker jsonl")
         try:
-            yield JsonlTracker(sender)
+            yield JsonlTracker(sender, writer.path)
         finally:
             sender.close()
             with anyio.move_on_after(2 * _FLUSH_DEADLINE_S, shield=True):

@@ -1,15 +1,19 @@
-"""The commands: ``conductor run`` and ``conductor validate``."""
+"""The commands."""
 
 import signal
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 
 import click
 
+from conductor.cli.inspecting import inspect_run
 from conductor.cli.running import run_job
 from conductor.cli.summary import summary
 from conductor.config import RunConfig
-from conductor.loading import load_config
-from protocols.errors import ConfigError
+from conductor.loading import load_config, read_job
+from protocols.errors import ConductorError, ConfigError
 
 _JOB = click.argument("job", type=click.Path())
 _SET = click.option(
@@ -19,6 +23,10 @@ _SET = click.option(
     metavar="NAME=VALUE",
     help="Lay a value over the job, as in --set train.lr=1e-3. May be repeated.",
 )
+
+_RUN_DIR = click.argument("run_dir", metavar="RUN_DIR", type=click.Path())
+_QUIET = click.option("--quiet", is_flag=True, help="Show neither progress nor log, only the result.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="End standard output with one JSON object.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,15 +43,40 @@ def main() -> None:
 @_JOB
 @_SET
 @click.option("--run-dir", metavar="FOLDER", help="Where to write. A new folder in runs/ unless given.")
-@click.option("--quiet", is_flag=True, help="Show neither progress nor log, only the result.")
-@click.option("--json", "as_json", is_flag=True, help="End standard output with one JSON object.")
-def run(job: str, overrides: tuple[str, ...], run_dir: str | None, *, quiet: bool, as_json: bool) -> None:
+@click.option("--resume", is_flag=True, help="Go on with the run that --run-dir holds; begin it if there is none.")
+@_QUIET
+@_JSON
+def run(job: str, overrides: tuple[str, ...], run_dir: str | None, *, resume: bool, quiet: bool, as_json: bool) -> None:
     """Run the JOB that a TOML or YAML file describes."""
+    with _interruptible():
+        cfg = _loaded(partial(load_config, job, overrides=overrides, run_dir=run_dir, resume=resume))
+        sys.exit(run_job(cfg, quiet=quiet, as_json=as_json, resume=resume))
+
+
+@main.command()
+@_RUN_DIR
+@_QUIET
+@_JSON
+def resume(run_dir: str, *, quiet: bool, as_json: bool) -> None:
+    """Go on with the run that RUN_DIR holds, from its last complete checkpoint."""
+    with _interruptible():
+        sys.exit(run_job(_loaded(partial(read_job, run_dir)), quiet=quiet, as_json=as_json, resume=True))
+
+
+@main.command()
+@_RUN_DIR
+@click.option("--lease", metavar="ID", help="Tell the history of one lease, L17, instead.")
+@_JSON
+def inspect(run_dir: str, lease: str | None, *, as_json: bool) -> None:
+    """Prove from its record alone where every group of the run in RUN_DIR is.
+
+    The run may be going on. Exit code 4: the books do not balance, or the record is damaged.
+    """
     try:
-        sys.exit(run_job(_load(job, overrides, run_dir, to_stderr=True), quiet=quiet, as_json=as_json))
-    except KeyboardInterrupt:  # while the job is being read, before a run could hear it
-        click.echo("stopped before the run began", err=True)
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(inspect_run(read_job(run_dir), lease=lease, as_json=as_json))
+    except ConductorError as exc:
+        click.echo(exc.message, err=True)
+        sys.exit(exc.exit_code)
 
 
 @main.command()
@@ -51,13 +84,22 @@ def run(job: str, overrides: tuple[str, ...], run_dir: str | None, *, quiet: boo
 @_SET
 def validate(job: str, overrides: tuple[str, ...]) -> None:
     """List everything that is wrong with a JOB, without starting anything."""
-    cfg = _load(job, overrides, None, to_stderr=False)
+    cfg = _loaded(partial(load_config, job, overrides=overrides), to_stderr=False)
     click.echo(f"ok\n{summary(cfg)}")
 
 
-def _load(job: str, overrides: tuple[str, ...], run_dir: str | None, *, to_stderr: bool) -> RunConfig:
+@contextmanager
+def _interruptible() -> Generator[None]:
     try:
-        return load_config(job, overrides=overrides, run_dir=run_dir)
+        yield
+    except KeyboardInterrupt:  # while the job is being read, before a run could hear it
+        click.echo("stopped before the run began", err=True)
+        sys.exit(128 + signal.SIGINT)
+
+
+def _loaded(load: Callable[[], RunConfig], *, to_stderr: bool = True) -> RunConfig:
+    try:
+        return load()
     except ConfigError as exc:
         click.echo(exc.message, err=to_stderr)
         sys.exit(exc.exit_code)

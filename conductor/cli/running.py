@@ -14,6 +14,7 @@ import structlog
 from conductor.cli.signals import Ending, under_signals
 from conductor.conductor import Conductor
 from conductor.config import RunConfig
+from conductor.jobfile import holds_run
 from conductor.observe.progress import open_progress, show_result
 from conductor.result import RunResult
 from protocols.errors import ConductorError
@@ -22,13 +23,13 @@ _OURS = 4
 """Exit code of the errors that say a rule of the project itself was broken."""
 
 
-def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool) -> int:
+def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False) -> int:
     """Run a job and show it to people; returns the exit code."""
     structlog.configure(
         logger_factory=structlog.PrintLoggerFactory(sys.stderr)
     )  # what adapters say; stdout is for results
     with open_progress(cfg.steps, sys.stderr if as_json else sys.stdout, quiet=quiet) as observer:
-        run = partial(Conductor.run, cfg, observer=observer, to_stderr=not quiet)
+        run = partial(Conductor.run, cfg, observer=observer, to_stderr=not quiet, resume=resume)
         ending: Ending[RunResult] = anyio.run(under_signals, run, _say)
     if ending.value is not None:
         _show(ending.value, quiet=quiet, as_json=as_json)
@@ -36,6 +37,8 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool) -> int:
     if ending.error is not None:
         _report(ending.error)
     failed = "stopped" if ending.error is None else _headline(ending.error)
+    if ending.stopped_by is not None and cfg.run_dir is not None and holds_run(Path(cfg.run_dir)):
+        click.echo(f"go on with: conductor resume {cfg.run_dir}", err=True)
     click.echo(f"{failed}; {_whereabouts(cfg.run_dir)}", err=True)
     if ending.stopped_by is not None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more, and Python's own exit would fail with a traceback

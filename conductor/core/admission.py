@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 
+from conductor.core.tally import Tally
+
 
 @dataclass(kw_only=True)
 class Admission:
-    """Grants new leases, and counts what the batch that is being filled has to do without.
+    """Grants new leases.
+
+    A batch that was claimed short of groups counts as a whole one, or the next version would be granted more
+    than a batch.
 
     Attributes:
         slots: Most groups running at once.
@@ -13,10 +18,6 @@ class Admission:
         max_age: Weight versions a group may be old; 0 is synchronous.
         target: Groups wanted in the whole run, in whole batches.
         version: Weights that the engines have confirmed, counted from the start of the run.
-        forgiven: Groups that short batches were short of: a short batch counts as a whole one, or the
-            next version would be granted more than a batch.
-        filtered: Groups filtered since the last claim.
-        short: Of these, groups that will not be replaced.
     """
 
     slots: int
@@ -24,19 +25,16 @@ class Admission:
     max_age: int
     target: int
     version: int = 0
-    forgiven: int = 0
-    filtered: int = 0
-    short: int = 0
 
-    @property
-    def wanted(self) -> int:
-        """Groups of the batch that is being filled; 0 or less where it would be empty."""
-        return self.batch - self.short
+    def wanted(self, tally: Tally) -> int:
+        """Return the groups of the batch that is being filled; 0 or less where it would be empty."""
+        return self.batch - tally.short
 
-    def grants(self, *, accepted: int, running: int) -> int:
+    def grants(self, tally: Tally, *, accepted: int, running: int) -> int:
         """Return how many groups may be admitted now.
 
         Args:
+            tally: What the run has come to.
             accepted: Groups graded and kept so far, trained ones included.
             running: Groups lent out and not graded.
 
@@ -47,24 +45,10 @@ class Admission:
         Source:
             AReaL, arXiv 2505.24298, equation 3, with the window counted in batches.
         """
-        taken = accepted + self.forgiven + self.short + running
+        taken = accepted + tally.forgiven(self.batch) + tally.short + running
         window = (self.max_age + self.version + 1) * self.batch
         return max(0, min(self.slots - running, window - taken, self.target - taken))
 
-    def wants_more(self, *, committed: int) -> bool:
+    def wants_more(self, tally: Tally) -> bool:
         """Return whether the run needs more groups than are committed: until then a step may give them up."""
-        return committed + self.forgiven < self.target
-
-    def filter(self, *, replaced: bool) -> None:
-        """Count a filtered group; one that is not replaced makes the batch shorter."""
-        self.filtered += 1
-        self.short += not replaced
-
-    def claim(self, groups: int) -> None:
-        """Count a batch of ``groups`` as a whole one, and begin to fill the next."""
-        self.forgiven += self.batch - groups
-        self.filtered = self.short = 0
-
-    def unclaim(self, groups: int) -> None:
-        """Take back that a batch of ``groups`` counted as a whole one: its step did not happen."""
-        self.forgiven -= self.batch - groups
+        return tally.committed + tally.forgiven(self.batch) < self.target

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from conductor.core.tally import Tally
+
 
 @dataclass(kw_only=True)
 class EpochGate:
@@ -10,41 +12,29 @@ class EpochGate:
 
     Attributes:
         remainder: What becomes of groups at the end of an epoch that do not fill a batch.
-        epoch: The epoch whose prompts are admitted.
-        ended: The source has no further prompt for it.
-        last: The source is empty.
-        progress: Batches claimed and groups filtered when an epoch closed last.
+        ended: No further prompt comes for the open epoch.
+        last: The prompts are exhausted.
     """
 
     remainder: Literal["train", "drop", "carry"]
-    epoch: int | None = None
     ended: bool = False
     last: bool = False
-    progress: int = 0
 
-    def offer(self, epoch: int) -> bool:
+    def offer(self, epoch: int, tally: Tally) -> bool:
         """Return whether a prompt of ``epoch`` may be admitted now; if not, the open epoch has ended."""
-        if self.epoch is None or self.remainder == "carry":
-            self.epoch = epoch
-        self.ended = epoch != self.epoch
+        self.ended = self.remainder != "carry" and tally.epoch not in {None, epoch}
         return not self.ended
 
     def exhaust(self) -> None:
-        """The source is empty: the open epoch is the last one."""
+        """There are no more prompts: the open epoch is the last one."""
         self.ended = self.last = True
 
-    def close(self, *, progress: int) -> bool:
+    def close(self, tally: Tally) -> bool:
         """All groups of the ended epoch are claimed or settled: the next one, if there is one, may begin.
 
-        Args:
-            progress: Batches claimed and groups filtered so far, in the whole run.
-
         Returns:
-            Whether the epoch added any, or was the last one. If not, the next one would not either, and the
-            run would never end.
+            Whether the epoch achieved anything, or was the last one. If not, the next one would not either, and
+            the run would never end.
         """
-        fruitful = self.last or progress > self.progress
-        self.progress = progress
-        self.epoch = None
         self.ended = False
-        return fruitful
+        return self.last or tally.advance > tally.progress

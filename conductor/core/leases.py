@@ -1,117 +1,64 @@
 """The lease table: who owns each prompt group. Streams carry ids; this table is the truth.
 
-The table changes only by ledger events (``apply``), so a replay of the ledger rebuilds it. Settled
-leases are counted and forgotten: the table holds what is open, however long the run.
+The table changes only by ledger events (``apply``), so a replay of the ledger rebuilds it. It holds what is
+open, and of what is settled only what a resume could still reopen.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-from conductor.result import Accounts
+from conductor.core.lease import RUNNING, TRANSITIONS, Lease, State, lease_number
+from conductor.core.settlements import Settlements
+from conductor.core.tally import Tally
+from conductor.result import Accounts, SampleAccounts
 from protocols.errors import InvariantError
-from protocols.grading import Grade, GradeFault
 from protocols.ledger import (
     AbortConfirmed,
     Aborting,
     Admitted,
+    Checkpointed,
     Claimed,
     Committed,
+    Compacted,
     Dropped,
+    EpochClosed,
     Filtered,
     Generating,
     Graded,
     LedgerEvent,
     Readmitted,
+    Resumed,
+    RunStarted,
+    Stepped,
     Unclaimed,
 )
-from protocols.messages import DispatchId, LeaseId
-from protocols.prompts import Prompt
+from protocols.messages import DispatchId, LeaseId, WeightVersion
 from protocols.rollouts import GroupReceipt
-
-
-class State(StrEnum):
-    """Where a lease is. The last three settle it."""
-
-    ADMITTED = "admitted"
-    GENERATING = "generating"
-    GRADED = "graded"
-    CLAIMED = "claimed"
-    ABORTING = "aborting"
-    ABORTED = "aborted"
-    COMMITTED = "committed"
-    FILTERED = "filtered"
-    DROPPED = "dropped"
-
-
-TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.ADMITTED: frozenset({State.GENERATING, State.ABORTING}),
-    State.GENERATING: frozenset({State.GRADED, State.ABORTING}),
-    State.GRADED: frozenset({State.CLAIMED, State.FILTERED, State.ABORTING}),
-    State.CLAIMED: frozenset({State.COMMITTED, State.GRADED}),
-    State.ABORTING: frozenset({State.ABORTED}),
-    State.ABORTED: frozenset({State.ADMITTED, State.DROPPED}),
-    State.COMMITTED: frozenset(),
-    State.FILTERED: frozenset(),
-    State.DROPPED: frozenset(),
-}
-"""Every transition there is. Anything else is an ``InvariantError``."""
-
-SETTLED = frozenset({State.COMMITTED, State.FILTERED, State.DROPPED})
-_RUNNING = (State.ADMITTED, State.GENERATING, State.ABORTING, State.ABORTED)
-
-
-def lease_number(lease_id: LeaseId) -> int:
-    """Return the admission number in ``L17``."""
-    return int(lease_id[1:])
-
-
-@dataclass(slots=True, kw_only=True)
-class Lease:
-    """One open lease.
-
-    Attributes:
-        receipt: Of the finished rollouts, once they are delivered.
-        grades: One a sample, once graded.
-        dispatch_id: The batch that claims it.
-    """
-
-    lease_id: LeaseId
-    prompt: Prompt
-    group_size: int
-    attempt: int = 0
-    state: State = State.ADMITTED
-    receipt: GroupReceipt | None = None
-    grades: tuple[Grade | GradeFault, ...] = ()
-    dispatch_id: DispatchId | None = None
-
-    @property
-    def finished_receipt(self) -> GroupReceipt:
-        """The receipt; asking before it is there is an error of ours."""
-        if self.receipt is None:
-            raise InvariantError(f"{self.lease_id} is {self.state} and has no receipt")
-        return self.receipt
 
 
 class LeaseTable:
     """All open leases and the accounts of all settled ones.
 
     Attributes:
-        dispatched: Batches claimed so far.
-        dropped, filtered: Groups so settled, by reason.
+        tally: What the run has come to.
+        position: Of the prompt after the last one admitted; None: none was.
+        dispatched: Batches claimed so far, those of abandoned lives included: an id is never used again.
+        settlements: What is settled, and the steps that a resume may go back to.
     """
 
     def __init__(self) -> None:
         self._open: dict[LeaseId, Lease] = {}
-        self._dispatches: dict[DispatchId, tuple[LeaseId, ...]] = {}
+        self._dispatches: dict[DispatchId, Claimed] = {}
         self._states: Counter[State] = Counter()
         self._admitted = 0
+        self._samples = 0
+        self.tally = Tally()
+        self.position: int | None = None
         self.dispatched = 0
-        self.dropped: Counter[str] = Counter()
-        self.filtered: Counter[str] = Counter()
+        self.settlements = Settlements()
         self._transitions: Mapping[type[LedgerEvent], Callable[[Any], None]] = {
+            RunStarted: self._start,
             Admitted: self._admit,
             Generating: self._generate,
             Graded: self._grade,
@@ -123,6 +70,11 @@ class LeaseTable:
             AbortConfirmed: self._confirm_abort,
             Readmitted: self._readmit,
             Dropped: self._drop,
+            EpochClosed: lambda _: self.tally.close_epoch(),
+            Stepped: self._close_step,
+            Checkpointed: lambda event: self.settlements.complete(event.version, event.kept),
+            Resumed: self._resume,
+            Compacted: self._expand,
         }
 
     def __getitem__(self, lease_id: LeaseId) -> Lease:
@@ -144,23 +96,44 @@ class LeaseTable:
     @property
     def running(self) -> int:
         """Groups lent out that are not graded yet."""
-        return sum(self._states[state] for state in _RUNNING)
+        return sum(self._states[state] for state in RUNNING)
 
     @property
     def accepted(self) -> int:
         """Groups that are graded and kept, trained ones included."""
-        return self._states[State.GRADED] + self._states[State.CLAIMED] + self._states[State.COMMITTED]
+        return self._states[State.GRADED] + self._states[State.CLAIMED] + self.tally.committed
 
     @property
     def accounts(self) -> Accounts:
         """Where every admitted group is."""
         return Accounts(
             admitted=self._admitted,
-            committed=self._states[State.COMMITTED],
-            filtered=self._states[State.FILTERED],
-            dropped=self._states[State.DROPPED],
+            committed=self.tally.committed,
+            filtered=self.tally.filtered.total(),
+            dropped=self.tally.dropped.total(),
             open=len(self._open),
         )
+
+    @property
+    def sample_accounts(self) -> SampleAccounts:
+        """Where every sample of every admitted group is."""
+        return SampleAccounts(
+            admitted=self._samples,
+            trained=self.tally.trained_samples,
+            masked=self.tally.masked_samples,
+            filtered=self.tally.filtered_samples,
+            dropped=self.tally.dropped_samples,
+            open=sum(lease.group_size for lease in self._open.values()),
+        )
+
+    @property
+    def reopened(self) -> Lease | None:
+        """The reopened lease that is to be admitted next; None: there is none."""
+        return next(iter(self.in_state(State.REOPENED)), None) if self._states[State.REOPENED] else None
+
+    def count(self, state: State) -> int:
+        """Return how many open leases are in ``state``."""
+        return self._states[state]
 
     def next_lease_id(self) -> LeaseId:
         """Return the id that the next admission must use."""
@@ -176,9 +149,7 @@ class LeaseTable:
 
     def dispatch(self, dispatch_id: DispatchId) -> tuple[Lease, ...]:
         """Return the leases that an open dispatch claims, in its order."""
-        if dispatch_id not in self._dispatches:
-            raise InvariantError(f"{dispatch_id} is no open dispatch")
-        return tuple(self[lease_id] for lease_id in self._dispatches[dispatch_id])
+        return tuple(self[lease_id] for lease_id in self._dispatch(dispatch_id).leases)
 
     def open_dispatches(self) -> tuple[DispatchId, ...]:
         """Return the dispatches whose outcome is not recorded."""
@@ -214,12 +185,21 @@ class LeaseTable:
         """
         self._transitions[type(event)](event)
 
+    def _start(self, event: RunStarted) -> None:
+        if self._admitted:
+            raise InvariantError("the record of a run begins a second time")
+        if event.resumable:
+            self.settlements.begin(event.version, self.tally, admitted=self._admitted)
+
     def _admit(self, event: Admitted) -> None:
         if event.lease_id != self.next_lease_id():
             raise InvariantError(f"{event.lease_id} admitted where {self.next_lease_id()} is next")
         self._open[event.lease_id] = Lease(lease_id=event.lease_id, prompt=event.prompt, group_size=event.group_size)
         self._states[State.ADMITTED] += 1
         self._admitted += 1
+        self._samples += event.group_size
+        self.position = event.prompt.position + 1
+        self.tally.epoch = event.prompt.epoch
 
     def _generate(self, event: Generating) -> None:
         self._running_attempt(event.lease_id, event.attempt)
@@ -235,8 +215,9 @@ class LeaseTable:
         lease.grades = event.grades
 
     def _filter(self, event: Filtered) -> None:
-        self._settle(self[event.lease_id], State.FILTERED)
-        self.filtered[event.reason] += 1
+        lease = self[event.lease_id]
+        self._settle(lease, State.FILTERED)
+        self.tally.filter(lease.lease_id, lease.group_size, event.reason, replaced=event.replaced)
 
     def _claim(self, event: Claimed) -> None:
         if event.dispatch_id != self.next_dispatch_id():
@@ -248,20 +229,24 @@ class LeaseTable:
             self._check(lease, State.CLAIMED)
         for lease in leases:
             self._move(lease, State.CLAIMED)
-            lease.dispatch_id = event.dispatch_id
-        self._dispatches[event.dispatch_id] = event.leases
+        self._dispatches[event.dispatch_id] = event
         self.dispatched += 1
+        self.tally.claim(len(leases))
 
     def _unclaim(self, event: Unclaimed) -> None:
-        for lease in self._close_dispatch(event.dispatch_id):
+        leases = self._close_dispatch(event.dispatch_id)
+        for lease in leases:
             self._move(lease, State.GRADED)
-            lease.dispatch_id = None
+        self.tally.unclaim(len(leases))
 
     def _commit(self, event: Committed) -> None:
-        claimed = self._dispatches.get(event.dispatch_id, ())
-        if event.leases != claimed:
-            raise InvariantError(f"{event.dispatch_id} consumed {event.leases}, it had claimed {claimed}")
+        claim = self._dispatch(event.dispatch_id)
+        if event.leases != claim.leases:
+            raise InvariantError(f"{event.dispatch_id} consumed {event.leases}, it had claimed {claim.leases}")
+        if event.version != claim.version + 1:
+            raise InvariantError(f"{event.dispatch_id} made v{event.version} out of v{claim.version}")
         for lease in self._close_dispatch(event.dispatch_id):
+            self.tally.commit(lease.grades)
             self._settle(lease, State.COMMITTED)
 
     def _abort(self, event: Aborting) -> None:
@@ -271,20 +256,70 @@ class LeaseTable:
         self._move(self[event.lease_id], State.ABORTED)
 
     def _drop(self, event: Dropped) -> None:
-        self._settle(self[event.lease_id], State.DROPPED)
-        self.dropped[event.reason] += 1
+        lease = self[event.lease_id]
+        self._settle(lease, State.DROPPED)
+        self.tally.drop(lease.group_size, event.reason)
 
     def _readmit(self, event: Readmitted) -> None:
         lease = self[event.lease_id]
         if event.attempt != lease.attempt + 1:
             raise InvariantError(f"{lease.lease_id} readmitted as attempt {event.attempt} after {lease.attempt}")
+        reopened = lease.state is State.REOPENED
         self._move(lease, State.ADMITTED)
         lease.attempt = event.attempt
         lease.receipt, lease.grades = None, ()
+        if reopened:
+            lease.first_attempt = event.attempt
+            self.tally.epoch = lease.prompt.epoch
+
+    def _close_step(self, event: Stepped) -> None:
+        if self._dispatches:
+            raise InvariantError(f"step {event.record.step} was closed while {', '.join(self._dispatches)} was lent")
+        self.settlements.step(WeightVersion(event.record.step), self.tally, admitted=self._admitted)
+
+    def _resume(self, event: Resumed) -> None:
+        self.tally, taken_back = self.settlements.take_back(event.version)
+        leases = sorted([*self._open.values(), *taken_back], key=lambda lease: lease_number(lease.lease_id))
+        for lease in leases:
+            lease.state, lease.receipt, lease.grades = State.REOPENED, None, ()
+        self._open = {lease.lease_id: lease for lease in leases}
+        self._states = Counter({State.REOPENED: len(leases)})
+        self._dispatches.clear()
+
+    def _expand(self, event: Compacted) -> None:
+        if self._admitted:
+            raise InvariantError("a summary of the record stands behind what it sums up")
+        self._admitted, self._samples, self.position = event.admitted, event.samples, event.position
+        self.dispatched = event.dispatched
+        self.tally = Tally.of(event.tally)
+        self._open = {record.lease_id: Lease.of(record) for record in event.open}
+        self._states = Counter(lease.state for lease in self._open.values())
+        self._dispatches = {claim.dispatch_id: claim for claim in event.dispatches}
+        self.settlements.restore(event.settled, map(Lease.of, event.recent), event.cuts)
+
+    def compacted(self) -> Compacted:
+        """Return one event that makes an empty table equal to this one."""
+        return Compacted(
+            admitted=self._admitted,
+            samples=self._samples,
+            position=self.position,
+            dispatched=self.dispatched,
+            settled=self.settlements.settled,
+            tally=self.tally.message(),
+            open=tuple(lease.record() for lease in self._open.values()),
+            recent=tuple(lease.record() for lease in self.settlements.recent),
+            dispatches=tuple(self._dispatches.values()),
+            cuts=self.settlements.messages(),
+        )
 
     def _running_attempt(self, lease_id: LeaseId, attempt: int) -> None:
         if attempt != self[lease_id].attempt:
             raise InvariantError(f"attempt {attempt} of {lease_id}; attempt {self[lease_id].attempt} is running")
+
+    def _dispatch(self, dispatch_id: DispatchId) -> Claimed:
+        if dispatch_id not in self._dispatches:
+            raise InvariantError(f"{dispatch_id} is no open dispatch")
+        return self._dispatches[dispatch_id]
 
     def _close_dispatch(self, dispatch_id: DispatchId) -> tuple[Lease, ...]:
         leases = self.dispatch(dispatch_id)
@@ -302,5 +337,8 @@ class LeaseTable:
         lease.state = state
 
     def _settle(self, lease: Lease, state: State) -> None:
-        self._move(lease, state)
+        self._check(lease, state)
+        self._states[lease.state] -= 1
+        lease.state = state
         del self._open[lease.lease_id]
+        self.settlements.add(lease)

@@ -9,9 +9,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from conductor.abort import drop_remainder
 from conductor.context import RunContext
-from conductor.core.leases import Lease, State
+from conductor.core.lease import Lease, State
 from protocols.errors import BudgetExhausted, Stalled
-from protocols.ledger import Claimed
+from protocols.ledger import Claimed, EpochClosed
 from protocols.messages import DispatchId, LeaseId
 
 
@@ -36,21 +36,21 @@ async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[Dispat
         elif complete and not ready:
             if ctx.rollouts_done:
                 return
-            _close_epoch(ctx)
-            ctx.changed.ring()
+            await _close_epoch(ctx)
         elif complete and ctx.idle:
             await drop_remainder(ctx, ready)
         else:
             await ctx.changed.wait()
 
 
-def _close_epoch(ctx: RunContext) -> None:
-    epoch = ctx.gate.epoch
-    if not ctx.gate.close(progress=ctx.table.dispatched + ctx.table.accounts.filtered):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(ctx.table.dropped.items()))
+async def _close_epoch(ctx: RunContext) -> None:
+    tally = ctx.table.tally
+    if not ctx.gate.close(tally):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(tally.dropped.items()))
         raise Stalled(
-            f"epoch {epoch} trained nothing: its groups were dropped ({reasons}), and the next one is the same"
+            f"epoch {tally.epoch} trained nothing: its groups were dropped ({reasons}), and the next one is the same"
         )
+    await ctx.record(EpochClosed(epoch=tally.epoch))
 
 
 async def _take_in(ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId]) -> None:
@@ -68,11 +68,11 @@ def _epoch_complete(ctx: RunContext) -> bool:
 
 def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tuple[Lease, ...]:
     """Return the groups of the next batch, oldest first; none while it is not full."""
-    wanted = ctx.admission.wanted
+    wanted = ctx.admission.wanted(ctx.table.tally)
     if wanted <= 0 and not ready and not ctx.table.running:
         raise BudgetExhausted(
             what="groups whose samples all earned the same, in one step",
-            spent=ctx.admission.filtered,
+            spent=len(ctx.table.tally.filtered_for_batch),
             allowed=ctx.cfg.filter_ceiling,
             field="filter.ceiling",
             last="the batch would be empty; filter.on_ceiling = 'keep' trains such groups as they are",
@@ -86,7 +86,7 @@ def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tup
 async def _claim(ctx: RunContext, batch: tuple[Lease, ...], batches: MemoryObjectSendStream[DispatchId]) -> None:
     dispatch_id = ctx.table.next_dispatch_id()
     ctx.idle = False
-    ctx.admission.claim(len(batch))
     leases = tuple(lease.lease_id for lease in batch)
-    await ctx.record(Claimed(dispatch_id=dispatch_id, version=ctx.trained, leases=leases))
+    registration = ctx.cfg.registration
+    await ctx.record(Claimed(dispatch_id=dispatch_id, registration=registration, version=ctx.trained, leases=leases))
     await batches.send(dispatch_id)

@@ -1,26 +1,81 @@
-"""Checkpoint: the trainer's state under one folder, written aside and renamed when it is whole."""
+"""Checkpoint: the trainer's state in a folder. What a resume goes back to is in the record since the step was closed.
+
+Whoever saves has the trainer to itself and no batch is lent; groups are generated and graded meanwhile.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import anyio
 
+from conductor import checkpoints
 from conductor.context import RunContext
+from conductor.disk import on_disk
+from protocols.aio import bounded_shield
+from protocols.errors import DeadlineExceeded, InvariantError, PortFailed
+from protocols.ledger import Checkpointed
+from protocols.messages import WeightVersion
 from protocols.training import CheckpointRequest
 
-FOLDER = "checkpoints"
+T = TypeVar("T")
 
 
-async def save_checkpoint(ctx: RunContext) -> str | None:
-    """Write a checkpoint of the current version; the caller has the trainer to itself.
+async def save_if_due(ctx: RunContext) -> None:
+    """Write a checkpoint if the job wants one after this step."""
+    every = ctx.cfg.checkpoint.every
+    if every and (ctx.trained - ctx.first_version) % every == 0:
+        await save_checkpoint(ctx)
 
-    Returns:
-        Its folder, ``checkpoints/step-N`` of the run; None where the run writes nothing.
+
+async def save_checkpoint(ctx: RunContext) -> None:
+    """Write a checkpoint of the current version, unless there is one or the run writes nothing.
+
+    Cancelling: one that has begun is finished first, within ``deadlines.checkpoint``.
+
+    Raises:
+        DeadlineExceeded: It took longer than that.
+        PortFailed: The disk refuses.
     """
-    if ctx.cfg.run_dir is None:
-        return None
-    folder = anyio.Path(ctx.cfg.run_dir) / FOLDER
-    target = folder / f"step-{ctx.trained}"
-    aside = folder / f".step-{ctx.trained}.partial"
-    await aside.mkdir(parents=True, exist_ok=True)
-    await ctx.ports.trainer.save(CheckpointRequest(path=str(await aside.absolute())))
-    await aside.rename(target)
-    ctx.log.info("checkpoint.saved", step=ctx.trained, path=str(target))
-    return str(target)
+    if ctx.cfg.run_dir is None or ctx.saved == ctx.trained:
+        return
+    seconds = ctx.cfg.deadlines.checkpoint
+    with bounded_shield(seconds) as scope:
+        await _save(ctx, checkpoints.folder_of(ctx.cfg.run_dir))
+    if scope.cancelled_caught:
+        raise DeadlineExceeded(what=f"the checkpoint of v{ctx.trained}", deadline_s=seconds)
+
+
+async def _save(ctx: RunContext, folder: Path) -> None:
+    began = anyio.current_time()
+    version = ctx.trained
+    admitted = ctx.table.settlements.cuts[version].admitted
+    aside = await _on_disk(ctx, lambda: checkpoints.aside(folder, version))
+    written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
+    if written != version:
+        raise InvariantError(f"the trainer saved v{written} where v{version} is trained")
+    path = await _on_disk(ctx, lambda: checkpoints.seal(aside, run_id=ctx.run_id, version=version, admitted=admitted))
+    ctx.saved, ctx.checkpoint = version, str(path)
+    await _keep(ctx, folder, version)
+    ctx.checkpoint_s = anyio.current_time() - began
+    ctx.log.info("checkpoint.saved", step=version, path=str(path), seconds=ctx.checkpoint_s)
+
+
+async def _keep(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
+    """Record that the checkpoint is complete, then remove those that are not kept, then sum the record up."""
+    there = await _on_disk(ctx, lambda: checkpoints.complete(folder))
+    kept = tuple(there)[-ctx.cfg.checkpoint.keep :]
+    await ctx.record(Checkpointed(version=version, kept=kept))
+    for old in [path for number, path in there.items() if number not in kept]:
+        await _on_disk(ctx, lambda old=old: checkpoints.remove(old))
+    if 0 < ctx.cfg.checkpoint.compact_events <= ctx.recorded:
+        before = ctx.recorded
+        await ctx.compact_record()
+        ctx.log.info("record.compacted", events=before, into=ctx.recorded)
+
+
+async def _on_disk(ctx: RunContext, work: Callable[[], T]) -> T:
+    try:
+        return await on_disk("writing a checkpoint", ctx.cfg.deadlines.checkpoint, work)
+    except OSError as exc:
+        raise PortFailed(f"a checkpoint could not be written: {exc}") from exc

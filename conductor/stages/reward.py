@@ -14,14 +14,14 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from conductor.abort import drop, prefix_of, retry
 from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
-from conductor.core.leases import Lease
+from conductor.core.lease import RUNNING, Lease, lease_number
 from protocols.errors import BudgetExhausted, InvariantError, Transient
 from protocols.grading import Grade, GradeFault, GradeReport, GradeRequest
 from protocols.ledger import Filtered, Graded
 from protocols.messages import LeaseId
 from protocols.rollouts import GroupReceipt
 
-Verdict = Literal["train", "filter", "filter_for_good"]
+Verdict = Literal["train", "filter", "filter_for_good", "wait"]
 
 
 async def run(
@@ -48,15 +48,17 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         await drop(ctx, lease, "too_few_rewards", f"{faults[0].kind}: {faults[0].detail}")
         return
     event = Graded(lease_id=lease_id, receipt=receipt, grades=grades)
-    verdict = _judge(ctx, rewards)
+    verdict = _judge(ctx, lease, rewards)
+    while verdict == "wait":
+        await ctx.changed.wait()
+        verdict = _judge(ctx, lease, rewards)
     if verdict == "train":
         await ctx.record(event)
         await graded.send(lease_id)
         return
     ctx.window.filtered += 1
-    ctx.admission.filter(replaced=verdict == "filter")
     prefix = prefix_of(ctx, lease)
-    await ctx.record(event, Filtered(lease_id=lease_id, reason="equal_rewards"))
+    await ctx.record(event, Filtered(lease_id=lease_id, reason="equal_rewards", replaced=verdict == "filter"))
     await ctx.ports.backend.payloads.release(prefix)
 
 
@@ -95,13 +97,21 @@ def _check(request: GradeRequest, report: GradeReport) -> None:
         raise InvariantError(f"a reward of {report.lease_id} is not finite: {report.grades}")
 
 
-def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:
-    """Decide what becomes of a group."""
-    policy = ctx.cfg.filter
+def _judge(ctx: RunContext, lease: Lease, rewards: list[float]) -> Verdict:
+    """Decide what becomes of a group; one whose rewards differ teaches something.
+
+    At ``max_age`` 0 it is the first such groups in the order of admission that are filtered, whatever was graded
+    first: else time would decide what is trained.
+    """
+    policy, filtered = ctx.cfg.filter, len(ctx.table.tally.filtered_for_batch)
     teaches = not ALGORITHMS[ctx.cfg.algorithm].compares or min(rewards) != max(rewards)
     if teaches or policy.equal_rewards == "keep":
         return "train"
-    if ctx.admission.filtered < ctx.cfg.filter_ceiling:
+    if ctx.cfg.max_age == 0:
+        filtered, undecided = _before(ctx, lease)
+        if filtered < ctx.cfg.filter_ceiling <= filtered + undecided:
+            return "wait"
+    if filtered < ctx.cfg.filter_ceiling:
         return "filter"
     if policy.on_ceiling == "keep":
         return "train"
@@ -109,8 +119,15 @@ def _judge(ctx: RunContext, rewards: list[float]) -> Verdict:
         return "filter_for_good"
     raise BudgetExhausted(
         what="groups whose samples all earned the same, in one step",
-        spent=ctx.admission.filtered + 1,
+        spent=filtered + 1,
         allowed=ctx.cfg.filter_ceiling,
         field="filter.ceiling",
         last=f"all {len(rewards)} rewards are {rewards[0]:g}",
     )
+
+
+def _before(ctx: RunContext, lease: Lease) -> tuple[int, int]:
+    """Return how many groups admitted before this one are filtered for its batch, and of how many nobody knows yet."""
+    number = lease_number(lease.lease_id)
+    filtered = sum(lease_number(lease_id) < number for lease_id in ctx.table.tally.filtered_for_batch)
+    return filtered, sum(other.state in RUNNING and lease_number(other.lease_id) < number for other in ctx.table)

@@ -13,12 +13,13 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from conductor.abort import drop, prefix_of
 from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
-from conductor.core.leases import Lease
+from conductor.core.lease import Lease, State
 from conductor.observe.metrics import age_metrics
-from protocols.errors import InvariantError, PortFailed
+from conductor.stages.checkpoint import save_if_due
+from protocols.errors import InvariantError, PortFailed, Transient
 from protocols.grading import Grade
 from protocols.inference import Segment, WeightsManifest
-from protocols.ledger import Committed, Unclaimed
+from protocols.ledger import Committed, Stepped, Unclaimed
 from protocols.messages import DispatchId, WeightVersion
 from protocols.tracking import StepRecord
 from protocols.training import BatchLease, GroupRow, SampleRow, StageRequest, StepReport
@@ -36,7 +37,7 @@ async def run(
         waited = anyio.current_time()
         leases = ctx.table.dispatch(dispatch_id)
         batch = batch_lease(ctx, dispatch_id, leases)
-        report = await ctx.ports.trainer.train_step(batch)
+        report = await _step(ctx, batch)
         trained = anyio.current_time()
         if await _settle(ctx, batch, leases, report):
             await stage_weights(ctx)
@@ -45,11 +46,12 @@ async def run(
             now = anyio.current_time()
             times = {
                 "time/step_s": now - began,
-                "time/wait_s": waited - began,
+                "time/wait_s": waited - began - ctx.checkpoint_s,
                 "time/train_s": trained - waited,
             }
             began = now
             await _close_step(ctx, batch, leases, report, times)
+            await save_if_due(ctx)
         _wait_for_batch(ctx)
 
 
@@ -87,6 +89,19 @@ def _row(lease: Lease, advantages: tuple[float, ...]) -> GroupRow:
     )
 
 
+async def _step(ctx: RunContext, batch: BatchLease) -> StepReport:
+    """Take the step. Where the reply is lost, the trainer is asked whether it happened."""
+    try:
+        return await ctx.ports.trainer.train_step(batch)
+    except Transient as exc:
+        failure = exc
+    report = await ctx.ports.trainer.outcome(batch.dispatch_id)
+    if report is None:
+        raise failure
+    ctx.log.warning("step.reply_lost", dispatch_id=batch.dispatch_id, error=str(failure))
+    return report
+
+
 async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], report: StepReport) -> bool:
     """Record the outcome of a step; return whether parameters changed."""
     if report.dispatch_id != batch.dispatch_id:
@@ -95,7 +110,6 @@ async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...],
         await ctx.ports.trainer.discard()
         raise PortFailed(f"{batch.dispatch_id} changed some of the parameters only; load the last checkpoint")
     if report.mutated == "no":
-        ctx.admission.unclaim(len(leases))
         await ctx.record(Unclaimed(dispatch_id=batch.dispatch_id))
         for lease in leases:
             await drop(ctx, lease, "step_changed_nothing", f"{batch.dispatch_id}: {report.metrics}")
@@ -127,7 +141,6 @@ async def _close_step(
     ages = [batch.version - segment.version for lease in leases for segment in _oldest(lease)]
     samples = sum(row.weight > 0 for group in batch.groups for row in group.samples)
     tokens = sum(sample.tokens for lease in leases for sample in lease.finished_receipt.samples)
-    ctx.samples += samples
     lag_p99_s, lag_max_s = ctx.lag.take()
     step_s = max(times["time/step_s"], 1e-9)
     metrics = {
@@ -136,7 +149,9 @@ async def _close_step(
         **report.metrics,
         **times,
         "time/publish_s": ctx.publish_s,
+        "time/checkpoint_s": ctx.checkpoint_s,
         "groups/trained": float(len(leases)),
+        "groups/aborting": float(ctx.table.count(State.ABORTING)),
         "samples/trained": float(samples),
         "tokens/trained": float(tokens),
         "throughput/samples_per_s": samples / step_s,
@@ -147,12 +162,21 @@ async def _close_step(
     compares = ALGORITHMS[ctx.cfg.algorithm].compares
     if compares and not any(row.advantage for group in batch.groups for row in group.samples):
         ctx.log.warning("step.taught_nothing", step=report.version, why="the rewards of each group are all equal")
+    ctx.checkpoint_s = 0.0
     record = StepRecord(step=report.version, metrics=metrics)
-    ctx.history.append(record)
+    await _remember(ctx, record)
     ctx.observer.stepped(record, ctx.table.accounts)
     ctx.log.info("step.trained", step=record.step, **metrics)
     for tracker in ctx.ports.trackers:
         await tracker.log(record)
+
+
+async def _remember(ctx: RunContext, record: StepRecord) -> None:
+    """Record what the step came to: what is told of a run that was resumed comes from there."""
+    step = Stepped(record=record, seconds=ctx.seconds, failures=dict(ctx.window.totals))
+    ctx.steps.append(step)
+    ctx.closed = WeightVersion(record.step)
+    await ctx.record(step)
 
 
 def _oldest(lease: Lease) -> Iterator[Segment]:

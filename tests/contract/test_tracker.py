@@ -72,6 +72,30 @@ async def test_a_resumed_run_goes_on_in_the_same_file(open_tracker: OpenTracker,
     assert written(tmp_path) == expected(1, 2)
 
 
+async def test_a_rewind_takes_back_later_steps_and_a_torn_line(open_tracker: OpenTracker, tmp_path: Path) -> None:
+    """Issue C: a resumed run must not hold a step twice."""
+    async with open_tracker(tmp_path) as tracker:
+        for step in (1, 2, 3):
+            await tracker.log(record(step))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "metr')
+    async with open_tracker(tmp_path) as tracker:
+        assert await tracker.rewind(3) == 3
+        assert written(tmp_path) == expected(1, 2, 3)
+        assert await tracker.rewind(1) == 1
+        await tracker.log(record(2))
+    assert written(tmp_path) == expected(1, 2)
+
+
+async def test_a_rewind_says_what_is_missing(open_tracker: OpenTracker, tmp_path: Path) -> None:
+    """A kill came before the last lines were on the disk: the run logs them again."""
+    async with open_tracker(tmp_path) as tracker:
+        assert await tracker.rewind(5) == 0
+        await tracker.log(record(1))
+    async with open_tracker(tmp_path) as tracker:
+        assert await tracker.rewind(5) == 1
+
+
 async def test_what_was_logged_before_a_cancellation_is_written(open_tracker: OpenTracker, tmp_path: Path) -> None:
     with anyio.CancelScope() as scope:
         async with open_tracker(tmp_path) as tracker:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from backends.ledgers.memory import MemoryLedger
 from conductor.config import FilterConfig, RunConfig
-from conductor.core.leases import LeaseTable, State
+from conductor.core.lease import State
+from conductor.core.leases import LeaseTable
 from conductor.result import RunResult
 from protocols.errors import BadPrompt, BudgetExhausted, ConductorError, EngineBusy, Stalled
 from protocols.grading import Grade, GradeFault, GradeRequest

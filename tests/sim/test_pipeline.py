@@ -179,6 +179,17 @@ async def test_past_the_ceiling_equal_groups_are_trained_as_they_are() -> None:
     assert {row.advantage for batch in scripted.trainer.steps for group in batch.groups for row in group.samples} == {0}
 
 
+@pytest.mark.parametrize("slow", range(4))
+async def test_past_the_ceiling_time_does_not_decide_which_groups_are_filtered(slow: int) -> None:
+    """Law 4, found by the kill drill: the group that was graded first was filtered, another one each time."""
+    scripted = scripted_workloads(
+        100, rewards=equal_every_other, duration_s=lambda lease: 9.0 if lease.prompt.position % 4 == slow else 1.0
+    )
+    cfg = run_config(steps=3, batch_groups=4, filter=FilterConfig(ceiling=1, on_ceiling="keep"))
+    await run_scripted(cfg, scripted)
+    assert trained(scripted) == [["L0", "L2", "L3", "L4"], ["L6", "L7", "L8", "L9"], ["L10", "L12", "L13", "L14"]]
+
+
 async def test_past_the_ceiling_a_short_batch_is_trained() -> None:
     """The policy "short": the step has what it has, and the next one is whole and on policy again."""
     scripted = scripted_workloads(100, rewards=equal_every_third)

@@ -132,7 +132,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(job: str) -> None:
     assert run(job, "--quiet").exit_code == 0
     result = run(job, "--quiet")
     assert result.exit_code == 2
-    assert "it holds the checkpoints of another run" in result.stderr
+    assert "it holds a run; go on with it (conductor resume FOLDER, run --resume)" in result.stderr
 
 
 def test_a_run_that_cannot_go_on_exits_with_3_and_says_what_failed_and_where_the_log_is(job: str) -> None:
@@ -163,7 +163,7 @@ def test_where_the_program_is_to_blame_there_is_a_traceback(job: str, fails: str
 def test_help_names_the_commands_and_the_exit_codes() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
-    for word in ("run", "validate", "Exit codes"):
+    for word in ("run", "resume", "inspect", "validate", "Exit codes"):
         assert word in result.stdout
     assert isinstance(main, click.Group)
-    assert sorted(main.commands) == ["run", "validate"]
+    assert sorted(main.commands) == ["inspect", "resume", "run", "validate"]

@@ -179,7 +179,8 @@ def test_a_wrong_override_is_a_problem_like_any_other(in_tmp: Path, override: st
             "cannot be understood: Invalid value (at line 3, column 1); correct it there",
         ),
         ("job.yaml", "steps: [1,\nb: }", "cannot be understood: while parsing a flow"),
-        ("job.json", "{}", "is neither TOML nor YAML by its name; name a file that ends in .toml, .yaml or .yml"),
+        ("job.ini", "{}", "is neither TOML nor YAML by its name; name a file that ends in .toml, .yaml, .yml or .json"),
+        ("job.json", "{", "cannot be understood: Input data was truncated; correct it there"),
         ("job.yaml", "- steps", "is a list; give a table of fields"),
     ],
 )

@@ -214,7 +214,7 @@ def test_a_folder_in_which_the_checkpoint_could_not_be_written_is_refused_before
     (tmp_path / "file").write_text("", encoding="utf-8")
     mend = "name another folder"
     assert texts(job(job_dir=str(tmp_path), run_dir="used")) == [
-        f"run_dir = 'used': it holds the checkpoints of another run; {mend}"
+        f"run_dir = 'used': it holds a run; go on with it (conductor resume FOLDER, run --resume), or {mend}"
     ]
     run_dir = str(tmp_path / "file" / "run")
     assert texts(job(run_dir=run_dir)) == [f"run_dir = '{run_dir}': {tmp_path / 'file'} is no folder; {mend}"]

@@ -4,10 +4,9 @@ import itertools
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from conductor.core.leases import SETTLED, TRANSITIONS, LeaseTable, State
+from conductor.core.lease import SETTLED, TRANSITIONS, State
+from conductor.core.leases import LeaseTable
 from protocols.errors import InvariantError
 from protocols.grading import Grade
 from protocols.inference import Segment
@@ -15,19 +14,25 @@ from protocols.ledger import (
     AbortConfirmed,
     Aborting,
     Admitted,
+    Checkpointed,
     Claimed,
     Committed,
     Dropped,
+    EpochClosed,
     Filtered,
     Generating,
     Graded,
     LedgerEvent,
     Readmitted,
+    Resumed,
+    RunStarted,
+    Stepped,
     Unclaimed,
 )
 from protocols.messages import DispatchId, LeaseId, PayloadRef, WeightVersion
-from protocols.prompts import Prompt, TextPrompt
+from protocols.prompts import Prompt, SourceState, TextPrompt
 from protocols.rollouts import GroupReceipt, SampleReceipt
+from protocols.tracking import StepRecord
 
 L0, L1 = LeaseId("L0"), LeaseId("L1")
 D0 = DispatchId("D0")
@@ -55,6 +60,21 @@ def committed(*leases: LeaseId, dispatch: DispatchId = D0) -> Committed:
     return Committed(dispatch_id=dispatch, version=WeightVersion(1), leases=leases)
 
 
+def started(*, resumable: bool = True) -> RunStarted:
+    return RunStarted(
+        run_id="r",
+        job={},
+        version=WeightVersion(0),
+        prompts=SourceState(position=0, seed=0),
+        fingerprint="f",
+        resumable=resumable,
+    )
+
+
+def stepped(step: int) -> Stepped:
+    return Stepped(record=StepRecord(step=step, metrics={}), seconds=1.0)
+
+
 PATH_TO: dict[State, tuple[LedgerEvent, ...]] = {
     State.ADMITTED: (admitted(L0),),
     State.GENERATING: (admitted(L0), Generating(lease_id=L0, attempt=0)),
@@ -62,6 +82,7 @@ PATH_TO: dict[State, tuple[LedgerEvent, ...]] = {
     State.CLAIMED: (admitted(L0), Generating(lease_id=L0, attempt=0), graded(L0), claimed(L0)),
     State.ABORTING: (admitted(L0), Aborting(lease_id=L0, reason="r")),
     State.ABORTED: (admitted(L0), Aborting(lease_id=L0, reason="r"), AbortConfirmed(lease_id=L0)),
+    State.REOPENED: (started(), admitted(L0), Resumed(version=WeightVersion(0))),
 }
 
 STEP_TO: dict[State, LedgerEvent] = {
@@ -162,49 +183,65 @@ def test_a_token_without_a_version_is_refused() -> None:
         table.deliver(late)
 
 
-@given(data=st.data())
-def test_books_balance_after_every_event(data: st.DataObject) -> None:
-    """Law 1 for arbitrary orders of legal events: admitted = committed + filtered + dropped + open."""
-    table = LeaseTable()
-    for _ in range(data.draw(st.integers(0, 40), label="events")):
-        table.apply(data.draw(st.sampled_from(legal_events(table)), label="event"))
-        accounts = table.accounts
-        assert accounts.balanced
-        assert accounts.open == len(list(table))
-        assert table.running + table.accepted + accounts.filtered + accounts.dropped == accounts.admitted
+def test_a_batch_is_bound_to_the_version_that_it_was_lent_at() -> None:
+    """DESIGN.md, exact bindings: a step out of another version is no step of this batch."""
+    table = table_after(*PATH_TO[State.CLAIMED])
+    with pytest.raises(InvariantError, match="made v7 out of v0"):
+        table.apply(msgspec.structs.replace(committed(L0), version=WeightVersion(7)))
+    assert table[L0].state is State.CLAIMED
 
 
-def test_a_replay_of_the_events_rebuilds_the_table() -> None:
-    """The ledger alone is enough to know who owns what."""
-    events = (*PATH_TO[State.CLAIMED], admitted(L1), Unclaimed(dispatch_id=D0))
-    first, second = table_after(*events), table_after(*events)
-    assert list(first) == list(second)
-    assert first.accounts == second.accounts
+def test_what_was_settled_after_a_checkpoint_is_reopened_in_order_and_what_was_settled_before_is_final() -> None:
+    """Issue C: later commits are reopened, open leases readmitted; the numbers are those of the checkpoint."""
+    table = table_after(started(), *PATH_TO[State.CLAIMED], committed(L0), stepped(1))
+    then = table.tally.copy()
+    later: tuple[LedgerEvent, ...] = (
+        admitted(L1),
+        Generating(lease_id=L1, attempt=0),
+        Checkpointed(version=WeightVersion(1), kept=(WeightVersion(1),)),
+        graded(L1),
+        claimed(L1, dispatch=DispatchId("D1")),
+        Unclaimed(dispatch_id=DispatchId("D1")),
+        Filtered(lease_id=L1, reason="r"),
+        admitted(LeaseId("L2")),
+        Resumed(version=WeightVersion(1)),
+    )
+    for event in later:
+        table.apply(event)
+    assert [(lease.lease_id, lease.state) for lease in table] == [("L1", State.REOPENED), ("L2", State.REOPENED)]
+    assert table.tally == then
+    assert (table.accounts.committed, table.accounts.open, table.running) == (1, 2, 0)
+    assert table.next_dispatch_id() == "D2"
 
 
-def legal_events(table: LeaseTable) -> list[LedgerEvent]:
-    """Return every event that the table must accept now."""
-    events: list[LedgerEvent] = [admitted(table.next_lease_id())]
-    for lease in table:
-        lease_id = lease.lease_id
-        if State.ABORTING in TRANSITIONS[lease.state]:
-            events.append(Aborting(lease_id=lease_id, reason="r"))
-        match lease.state:
-            case State.ADMITTED:
-                events.append(Generating(lease_id=lease_id, attempt=lease.attempt))
-            case State.GENERATING:
-                events.append(graded(lease_id, lease.attempt))
-            case State.GRADED:
-                events.append(Filtered(lease_id=lease_id, reason="r"))
-                events.append(claimed(lease_id, dispatch=table.next_dispatch_id()))
-            case State.ABORTING:
-                events.append(AbortConfirmed(lease_id=lease_id))
-            case State.ABORTED:
-                events.append(Readmitted(lease_id=lease_id, attempt=lease.attempt + 1))
-                events.append(Dropped(lease_id=lease_id, reason="r"))
-            case _:
-                pass
-    for dispatch_id in table.open_dispatches():
-        leases = tuple(lease.lease_id for lease in table.dispatch(dispatch_id))
-        events += [committed(*leases, dispatch=dispatch_id), Unclaimed(dispatch_id=dispatch_id)]
-    return events
+def test_a_life_that_was_killed_is_no_try_of_a_group() -> None:
+    """Two hundred kills must not use up the attempts that a group has for transient failures."""
+    table = table_after(*PATH_TO[State.REOPENED], Readmitted(lease_id=L0, attempt=1))
+    assert (table[L0].attempt, table[L0].tries) == (1, 1)
+    retried = (Aborting(lease_id=L0, reason="r"), AbortConfirmed(lease_id=L0), Readmitted(lease_id=L0, attempt=2))
+    for event in retried:
+        table.apply(event)
+    assert (table[L0].attempt, table[L0].tries) == (2, 2)
+
+
+def test_a_step_that_is_closed_while_a_batch_is_lent_is_refused() -> None:
+    """Nobody could say whether its step belongs to the checkpoint."""
+    table = table_after(started(), *PATH_TO[State.CLAIMED])
+    with pytest.raises(InvariantError, match="D0"):
+        table.apply(stepped(1))
+
+
+def test_a_run_without_checkpoints_forgets_what_is_settled() -> None:
+    """The table holds what is open, however long the run."""
+    table = table_after(started(resumable=False), *PATH_TO[State.CLAIMED], committed(L0))
+    assert not table.settlements.recent
+    with pytest.raises(InvariantError, match="knows no checkpoint"):
+        table.apply(Resumed(version=WeightVersion(0)))
+
+
+def test_epochs_are_part_of_what_a_replay_rebuilds() -> None:
+    """I52: the boundary of an epoch after a resume."""
+    table = table_after(started(), *PATH_TO[State.CLAIMED], committed(L0))
+    assert table.tally.epoch == 0
+    table.apply(EpochClosed(epoch=0))
+    assert (table.tally.epoch, table.tally.progress) == (None, 1)

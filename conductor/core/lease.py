@@ -1,0 +1,120 @@
+"""One lease: where it may be, and how it goes on from there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protocols.errors import InvariantError
+from protocols.grading import Grade, GradeFault
+from protocols.ledger import LeaseRecord
+from protocols.messages import LeaseId
+from protocols.prompts import Prompt
+from protocols.rollouts import GroupReceipt
+
+
+class State(StrEnum):
+    """Where a lease is. The last three settle it."""
+
+    ADMITTED = "admitted"
+    GENERATING = "generating"
+    GRADED = "graded"
+    CLAIMED = "claimed"
+    ABORTING = "aborting"
+    ABORTED = "aborted"
+    REOPENED = "reopened"
+    COMMITTED = "committed"
+    FILTERED = "filtered"
+    DROPPED = "dropped"
+
+
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.ADMITTED: frozenset({State.GENERATING, State.ABORTING}),
+    State.GENERATING: frozenset({State.GRADED, State.ABORTING}),
+    State.GRADED: frozenset({State.CLAIMED, State.FILTERED, State.ABORTING}),
+    State.CLAIMED: frozenset({State.COMMITTED, State.GRADED}),
+    State.ABORTING: frozenset({State.ABORTED}),
+    State.ABORTED: frozenset({State.ADMITTED, State.DROPPED}),
+    State.REOPENED: frozenset({State.ADMITTED, State.DROPPED}),
+    State.COMMITTED: frozenset(),
+    State.FILTERED: frozenset(),
+    State.DROPPED: frozenset(),
+}
+"""Every transition of one lease; anything else is an ``InvariantError``. Only ``Resumed`` reopens, and many at once."""
+
+SETTLED = frozenset({State.COMMITTED, State.FILTERED, State.DROPPED})
+RUNNING = (State.ADMITTED, State.GENERATING, State.ABORTING, State.ABORTED)
+
+
+def lease_number(lease_id: LeaseId) -> int:
+    """Return the admission number in ``L17``."""
+    return int(lease_id[1:])
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """One lease.
+
+    Attributes:
+        first_attempt: The attempt that it was admitted with, by this life of the run.
+        receipt: Of the finished rollouts, once they are delivered.
+        grades: One a sample, once graded.
+    """
+
+    lease_id: LeaseId
+    prompt: Prompt
+    group_size: int
+    attempt: int = 0
+    first_attempt: int = 0
+    state: State = State.ADMITTED
+    receipt: GroupReceipt | None = None
+    grades: tuple[Grade | GradeFault, ...] = ()
+
+    @property
+    def finished_receipt(self) -> GroupReceipt:
+        """The receipt; asking before it is there is an error of ours."""
+        if self.receipt is None:
+            raise InvariantError(f"{self.lease_id} is {self.state} and has no receipt")
+        return self.receipt
+
+    @property
+    def tries(self) -> int:
+        """Attempts in this life of the run: one that was killed does not count against a group."""
+        return self.attempt - self.first_attempt + 1
+
+    def bare(self) -> "Lease":
+        """Return what a resume needs of a settled lease: it is graded anew."""
+        return Lease(
+            lease_id=self.lease_id,
+            prompt=self.prompt,
+            group_size=self.group_size,
+            attempt=self.attempt,
+            first_attempt=self.first_attempt,
+            state=self.state,
+        )
+
+    def record(self) -> LeaseRecord:
+        """Return this lease as a message."""
+        return LeaseRecord(
+            lease_id=self.lease_id,
+            prompt=self.prompt,
+            group_size=self.group_size,
+            attempt=self.attempt,
+            first_attempt=self.first_attempt,
+            state=self.state.value,
+            receipt=self.receipt,
+            grades=self.grades,
+        )
+
+    @classmethod
+    def of(cls, record: LeaseRecord) -> "Lease":
+        """Return the lease that a message describes."""
+        return cls(
+            lease_id=record.lease_id,
+            prompt=record.prompt,
+            group_size=record.group_size,
+            attempt=record.attempt,
+            first_attempt=record.first_attempt,
+            state=State(record.state),
+            receipt=record.receipt,
+            grades=record.grades,
+        )

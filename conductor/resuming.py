@@ -1,0 +1,211 @@
+"""How a run begins: at its start, or where the last complete checkpoint of its record lies.
+
+A resume goes back to that checkpoint: what was settled later is reopened, the prompts go on behind the last
+one admitted, and no folder, metric or event tells of a step twice.
+"""
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from conductor import checkpoints
+from conductor.checkpoints import Marker
+from conductor.context import RunContext
+from conductor.core.leases import LeaseTable
+from conductor.disk import on_disk
+from conductor.jobfile import find_changes, job_values, write_job
+from protocols.errors import ConfigError, CorruptLedger, InvariantError, Problem, UserError
+from protocols.ledger import LedgerEvent, Resumed, RunStarted, Stepped
+from protocols.messages import WeightVersion
+from protocols.prompts import SourceState
+from protocols.training import CheckpointRequest
+
+
+async def restore(ctx: RunContext) -> bool:
+    """Bring table, prompts and trainer to where the record says; return whether there was a run to go on with.
+
+    Raises:
+        ConfigError: The job or its data are others than those that the run began with.
+        UserError: A checkpoint is damaged or missing, or the folder holds a run that was not to be resumed.
+        CorruptLedger: The record contradicts itself.
+    """
+    if lost := await ctx.ports.ledger.lost():
+        ctx.log.error("record.lost", events=lost)
+    events = await ctx.ports.ledger.replay()
+    if not events:
+        await _refuse_checkpoints_without_record(ctx)
+        return False
+    if not ctx.resume:
+        raise UserError("the ledger holds the record of a run; resume that run, or begin this one with an empty ledger")
+    ctx.observer.phase("resuming")
+    ctx.origin = _origin(events)
+    await _refuse_changes(ctx, ctx.origin)
+    ctx.table = await on_disk("rebuilding the table", ctx.cfg.deadlines.start, lambda: rebuild(events))
+    ctx.recorded = len(events)
+    await _load(ctx, ctx.origin)
+    _remember_steps(ctx, events)
+    await _rewind_trackers(ctx)
+    return True
+
+
+async def begin(ctx: RunContext, version: WeightVersion) -> None:
+    """Record that the run begins, or goes on, with the trainer at ``version``."""
+    if ctx.origin is None:
+        prompts = ctx.ports.prompts
+        ctx.origin = RunStarted(
+            run_id=uuid.uuid4().hex,
+            job=job_values(ctx.cfg),
+            version=version,
+            prompts=await prompts.state(),
+            fingerprint=await prompts.fingerprint(),
+            resumable=ctx.cfg.run_dir is not None,
+        )
+        ctx.trained = ctx.closed = version
+        await _keep_job(ctx)
+        await ctx.record(ctx.origin)
+    elif version != ctx.trained:
+        raise InvariantError(f"the trainer holds v{version} where the run goes on from v{ctx.trained}")
+    else:
+        await _keep_job(ctx)
+        await ctx.record(Resumed(version=version))
+        accounts = ctx.table.accounts
+        ctx.log.info("run.resumed", version=version, reopened=accounts.open, committed=accounts.committed)
+
+
+def rebuild(events: Sequence[LedgerEvent]) -> LeaseTable:
+    """Return the table that a record describes.
+
+    Raises:
+        CorruptLedger: An event cannot follow those before it; it is named by number.
+    """
+    table = LeaseTable()
+    for number, event in enumerate(events):
+        try:
+            table.apply(event)
+        except InvariantError as exc:
+            raise CorruptLedger(f"event {number} of the record ({type(event).__name__}): {exc}") from exc
+    return table
+
+
+def steps_of(events: Sequence[LedgerEvent]) -> list[Stepped]:
+    """Return the steps that count, in order: those that a resume went back behind do not."""
+    steps: list[Stepped] = []
+    for event in events:
+        if isinstance(event, Stepped):
+            steps.append(event)
+        elif isinstance(event, Resumed):
+            while steps and steps[-1].record.step > event.version:
+                steps.pop()
+    return steps
+
+
+def _origin(events: Sequence[LedgerEvent]) -> RunStarted:
+    if not isinstance(events[0], RunStarted):
+        raise CorruptLedger(f"the record begins with {type(events[0]).__name__}, not with the start of a run")
+    return events[0]
+
+
+async def _refuse_changes(ctx: RunContext, origin: RunStarted) -> None:
+    changes = find_changes(ctx.cfg, origin.job)
+    if not changes and await ctx.ports.prompts.fingerprint() != origin.fingerprint:
+        why = "the data, or their order, are not what the run began with"
+        mend = "put the old data back, or begin a new run in another folder"
+        changes = [Problem(field="prompts", value=None, why=why, mend=mend)]
+    if changes:
+        raise ConfigError(changes)
+
+
+async def _refuse_checkpoints_without_record(ctx: RunContext) -> None:
+    if ctx.cfg.run_dir is None:
+        return
+    folder = checkpoints.folder_of(ctx.cfg.run_dir)
+    if await on_disk("looking for checkpoints", ctx.cfg.deadlines.record, lambda: checkpoints.complete(folder)):
+        raise UserError(f"{folder} holds checkpoints, and the ledger no record of their run; begin in another folder")
+
+
+async def _load(ctx: RunContext, origin: RunStarted) -> None:
+    """Load the newest checkpoint, if there is one, and let the prompts go on behind the last one admitted."""
+    found = await _find_checkpoint(ctx)
+    version = origin.version
+    if found is not None:
+        path, marker = found
+        _check(path, marker, ctx)
+        loaded = await ctx.ports.trainer.load(CheckpointRequest(path=str(path)))
+        if loaded != marker.version:
+            raise InvariantError(f"the trainer loaded v{loaded} out of {path}")
+        version = ctx.saved = marker.version
+        ctx.checkpoint = str(path)
+    elif version not in ctx.table.settlements.cuts:
+        complete = [version for version, cut in ctx.table.settlements.cuts.items() if cut.complete]
+        there = ", ".join(f"step-{known}" for known in complete) or "it wrote none"
+        raise UserError(f"the run in {ctx.cfg.run_dir} cannot go on without its checkpoints: {there}")
+    ctx.trained = ctx.closed = version
+    position = ctx.table.position
+    if position is not None:
+        await ctx.ports.prompts.restore(SourceState(position=position, seed=origin.prompts.seed))
+    else:
+        await ctx.ports.prompts.restore(origin.prompts)
+
+
+async def _find_checkpoint(ctx: RunContext) -> tuple[Path, Marker] | None:
+    """Return the newest complete checkpoint that the record knows, verified."""
+    if ctx.cfg.run_dir is None:
+        return None
+    known, folder = tuple(ctx.table.settlements.cuts), checkpoints.folder_of(ctx.cfg.run_dir)
+    seconds = ctx.cfg.deadlines.checkpoint
+    try:
+        unknown = await on_disk("tidying the checkpoints", seconds, lambda: _tidy(folder, known))
+        newest = await on_disk("reading the checkpoint", seconds, lambda: _newest(folder))
+    except OSError as exc:
+        raise UserError(f"the checkpoints in {folder} cannot be read: {exc}") from exc
+    if unknown:
+        ctx.log.error("checkpoints.set_aside", paths=unknown, why="the record ends before them")
+    return newest
+
+
+def _tidy(folder: Path, known: Sequence[WeightVersion]) -> list[str]:
+    """Remove halves of checkpoints; set those aside whose moment the record has lost, and return their paths."""
+    checkpoints.remove_leftovers(folder)
+    unknown = [path for version, path in checkpoints.complete(folder).items() if version not in known]
+    return [str(checkpoints.set_aside(path)) for path in unknown]
+
+
+def _newest(folder: Path) -> tuple[Path, Marker] | None:
+    there = checkpoints.complete(folder)
+    path = there[max(there)] if there else None
+    return None if path is None else (path, checkpoints.verify(path))
+
+
+def _check(path: Path, marker: Marker, ctx: RunContext) -> None:
+    if marker.run_id != ctx.run_id:
+        raise UserError(f"{path} belongs to run {marker.run_id}, the record in the same folder to {ctx.run_id}")
+    admitted = ctx.table.settlements.cuts[marker.version].admitted
+    if marker.admitted != admitted:
+        raise CorruptLedger(f"{path} was written after {marker.admitted} groups, and by the record after {admitted}")
+
+
+def _remember_steps(ctx: RunContext, events: Sequence[LedgerEvent]) -> None:
+    steps = [step for step in steps_of(events) if step.record.step <= ctx.trained]
+    ctx.steps.extend(steps)
+    if steps:
+        ctx.seconds_before = steps[-1].seconds
+        ctx.window.totals.update(steps[-1].failures)
+
+
+async def _rewind_trackers(ctx: RunContext) -> None:
+    """Let every tracker hold each step up to the checkpoint once."""
+    for tracker in ctx.ports.trackers:
+        last = await tracker.rewind(ctx.trained)
+        for step in list(ctx.steps):
+            if step.record.step > last:
+                await tracker.log(step.record)
+
+
+async def _keep_job(ctx: RunContext) -> None:
+    if ctx.cfg.run_dir is None:
+        return
+    try:
+        folder = Path(ctx.cfg.run_dir)
+        await on_disk("keeping the job", ctx.cfg.deadlines.record, lambda: write_job(ctx.cfg, folder))
+    except OSError as exc:
+        raise UserError(f"run_dir = {ctx.cfg.run_dir!r} cannot be written to: {exc}; name another folder") from exc

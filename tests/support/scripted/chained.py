@@ -1,0 +1,58 @@
+"""A trainer whose weights are a digest of all that it was ever trained on, in order."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import anyio
+import msgspec
+
+from protocols.backend import PayloadPort
+from protocols.messages import DispatchId, WeightVersion
+from protocols.rollouts import GroupPayload
+from protocols.training import BatchLease, CheckpointRequest, StepReport, TrainerPort
+from tests.support.scripted.trainer import ScriptedTrainer
+
+
+class ChainedTrainer(ScriptedTrainer):
+    """Ends with other weights when one token, one advantage or the order of two groups is another.
+
+    Attributes:
+        weights: The digest.
+    """
+
+    def __init__(self, payloads: PayloadPort, *, step_s: float = 1.0) -> None:
+        super().__init__(payloads, step_s=step_s)
+        self._store = payloads
+        self._gradient = ""
+        self.weights = "initial"
+
+    async def train_step(self, batch: BatchLease) -> StepReport:
+        """Take the payloads of the batch into account."""
+        digest = hashlib.sha256(self.weights.encode())
+        for group in batch.groups:
+            payload = cast("GroupPayload | Mapping[str, object]", await self._store.get(group.payload))
+            digest.update(msgspec.msgpack.encode((payload, group.samples)))
+        self._gradient = digest.hexdigest()
+        return await super().train_step(batch)
+
+    async def apply(self, dispatch_id: DispatchId) -> StepReport:
+        """Step."""
+        report = await super().apply(dispatch_id)
+        self.weights = self._gradient
+        return report
+
+    async def save(self, request: CheckpointRequest) -> WeightVersion:
+        """Write the digest as well, which takes half a second."""
+        await anyio.sleep(0.5)
+        (Path(request.path) / "weights").write_text(self.weights)
+        return await super().save(request)
+
+    async def load(self, request: CheckpointRequest) -> WeightVersion:
+        """Read it."""
+        self.weights = (Path(request.path) / "weights").read_text()
+        return await super().load(request)
+
+
+_: type[TrainerPort] = ChainedTrainer

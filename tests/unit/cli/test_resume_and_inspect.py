@@ -1,0 +1,149 @@
+"""``run --resume``, ``resume`` and ``inspect`` over scripted workloads, with the ledger that users have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conductor.cli.main import main
+from tests.unit.cli.test_commands import JOB
+
+pytestmark = pytest.mark.real_time  # the commands start a loop of their own
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("trackers = []", ""), encoding="utf-8")
+    return str(path)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def folder(job: str) -> Path:
+    return Path(job).parent / "run"
+
+
+def run(job: str, *arguments: str) -> Result:
+    return invoke("run", job, "--run-dir", str(folder(job)), "--quiet", *arguments)
+
+
+def inspected(job: str) -> dict[str, Any]:
+    result = invoke("inspect", str(folder(job)), "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_run_resume_begins_a_run_and_later_goes_on_with_it(job: str) -> None:
+    """One command for a machine that is taken away and given back."""
+    assert run(job, "--resume").exit_code == 0
+    result = run(job, "--resume", "--json", "--set", "steps=5")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["steps"] == 5
+    assert found["accounts"] == {"admitted": 10, "committed": 10, "filtered": 0, "dropped": 0, "open": 0}
+    assert found["checkpoint"] == str(folder(job) / "checkpoints" / "step-5")
+    steps = [json.loads(line)["step"] for line in (folder(job) / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5]
+
+
+def test_resume_needs_nothing_but_the_folder(job: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert run(job).exit_code == 0
+    Path(job).unlink()
+    monkeypatch.chdir(tmp_path.parent)
+    result = invoke("resume", str(folder(job)), "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "4 admitted = 4 trained" in result.stdout
+
+
+def test_resume_of_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
+    result = invoke("resume", str(tmp_path))
+    assert result.exit_code == 2
+    assert "no run has begun there" in result.stderr
+
+
+def test_a_changed_job_is_refused_field_by_field(job: str) -> None:
+    """Issue C: changed seed, batch, group size: field, value and mend."""
+    assert run(job).exit_code == 0
+    result = run(job, "--resume", "--set", "seed=9", "--set", "group_size=4", "--set", "train.hangs=true")
+    assert result.exit_code == 2
+    lines = result.stderr.splitlines()
+    assert "the job has 3 problems:" in lines
+    for text in (
+        "group_size = 4: the run began with another job, which had 2; set it back to 2, or begin",
+        "seed = 9: the run began with another job, which had 0",
+        "train.hangs = true: the run began with another job, which left it out; leave it out",
+    ):
+        assert any(text in line for line in lines), text
+
+
+def test_inspect_proves_the_books(job: str) -> None:
+    assert run(job).exit_code == 0
+    found = inspected(job)
+    run_id = found.pop("run_id")
+    assert len(run_id) == 32
+    assert found == {
+        "name": "scripted",
+        "seed": 0,
+        "steps": 2,
+        "lives": 1,
+        "events": found["events"],
+        "lost": 0,
+        "compacted": False,
+        "balanced": True,
+        "groups": {"admitted": 4, "committed": 4, "filtered": {}, "dropped": {}, "open": {}},
+        "samples": {"admitted": 8, "trained": 8, "masked": 0, "filtered": 0, "dropped": 0, "open": 0},
+        "checkpoints": [2],
+    }
+    result = invoke("inspect", str(folder(job)))
+    assert "groups   4 admitted = 4 committed + 0 filtered + 0 dropped + 0 open" in result.stdout
+    assert result.stdout.splitlines()[-1] == "the books are balanced"
+
+
+def test_inspect_tells_the_history_of_a_lease(job: str) -> None:
+    assert run(job).exit_code == 0
+    result = invoke("inspect", str(folder(job)), "--lease", "L1", "--json")
+    events = json.loads(result.stdout)
+    assert [event["event"] for event in events] == ["admitted", "generating", "graded", "claimed", "committed"]
+    assert events[0]["facts"]["prompt"] == "p1"
+    assert events[2]["facts"]["samples"][0]["versions"] == [[0, 4]]
+    shown = invoke("inspect", str(folder(job)), "--lease", "L1").stdout
+    assert "sample 1" in shown
+    missing = invoke("inspect", str(folder(job)), "--lease", "L99")
+    assert missing.exit_code == 2
+
+
+def test_inspect_of_a_damaged_record_exits_with_4(job: str) -> None:
+    """Issue C: one flipped byte in a ledger is found and named."""
+    assert run(job).exit_code == 0
+    path = folder(job) / "ledger.sqlite"
+    data = bytearray(path.read_bytes())
+    at = data.index(b"generating")
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+    result = invoke("inspect", str(folder(job)))
+    assert result.exit_code == 4, result.output
+    assert "ledger.sqlite" in result.stderr
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves_when_it_is_removed(job: str) -> None:
+    """Issue C: one flipped byte in a checkpoint is found and named."""
+    assert run(job, "--set", "checkpoint.every=1").exit_code == 0
+    path = folder(job) / "checkpoints" / "step-2" / "scripted.json"
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(bytes(data))
+    result = invoke("resume", str(folder(job)), "--quiet")
+    assert result.exit_code == 2
+    assert str(path) in result.stderr
+    for file in path.parent.iterdir():
+        file.unlink()
+    path.parent.rmdir()
+    result = invoke("resume", str(folder(job)), "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "4 admitted = 4 trained" in result.stdout
+    assert inspected(job)["lives"] == 2
