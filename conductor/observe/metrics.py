@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from conductor.core.lease import Lease
 from protocols.grading import Grade, GradeFault
 from protocols.rollouts import GroupReceipt
 
@@ -16,12 +17,16 @@ class StepWindow:
     Attributes:
         dropped: Groups given up.
         filtered: Groups whose samples all earned the same, filtered.
+        wasted: Groups given up or begun anew for their age, or because a batch was full without them.
+        wasted_tokens: Of those among them that were finished.
         failures: Failed attempts and masked samples, by class.
         totals: The same over the whole run; ``take`` leaves them.
     """
 
     dropped: int = 0
     filtered: int = 0
+    wasted: int = 0
+    wasted_tokens: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
     _rewards: list[float] = field(default_factory=list)
@@ -33,6 +38,11 @@ class StepWindow:
         """Count a failed attempt or a masked sample."""
         self.failures[kind] += 1
         self.totals[kind] += 1
+
+    def waste(self, lease: Lease) -> None:
+        """Count a group whose work is thrown away."""
+        self.wasted += 1
+        self.wasted_tokens += lease.tokens
 
     def graded(self, receipt: GroupReceipt, grades: Sequence[Grade | GradeFault]) -> None:
         """Count a graded group, whether it will be trained or not."""
@@ -54,13 +64,15 @@ class StepWindow:
             **{f"reward/parts/{name}": _mean(values) for name, values in sorted(self._parts.items())},
             "groups/filtered": float(self.filtered),
             "groups/dropped": float(self.dropped),
+            "waste/groups": float(self.wasted),
+            "waste/tokens": float(self.wasted_tokens),
             "samples/masked": float(sum(n for kind, n in self.failures.items() if kind.startswith("reward_"))),
             "samples/empty": float(empty),
             "length/mean": _mean(self._lengths),
             "tokens/completion": float(sum(self._lengths)),
             "tokens/prompt": float(self._prompt_tokens),
         }
-        self.dropped = self.filtered = self._prompt_tokens = 0
+        self.dropped = self.filtered = self.wasted = self.wasted_tokens = self._prompt_tokens = 0
         self.failures.clear()
         self._rewards, self._parts, self._lengths = [], {}, []
         return metrics
