@@ -42,8 +42,15 @@ class Sampler(Protocol):
         """Return how many of the groups that the admission law grants are admitted now, 0 to ``granted``."""
         ...
 
-    def select(self, groups: Sequence[Group], *, wanted: int, version: WeightVersion) -> Sequence[LeaseId]:
-        """Return the ready groups of the next batch, ``wanted`` of them, or none: then the trainer waits."""
+    def select(self, groups: Sequence[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
+        """Return the ready groups of the next batch, or none: then the trainer waits.
+
+        Args:
+            groups: Open ones.
+            wanted: How many groups the batch has; fewer than a whole one where filtered groups are not replaced.
+            most: A whole batch: how many it may have.
+            version: The trainer's.
+        """
         ...
 
     def evict(self, groups: Sequence[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
@@ -63,9 +70,9 @@ class Loose:
         del groups, version
         return granted
 
-    def select(self, groups: Sequence[Group], *, wanted: int, version: WeightVersion) -> Sequence[LeaseId]:
+    def select(self, groups: Sequence[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
         """Take the oldest ready groups."""
-        del version
+        del most, version
         ready = [group.lease_id for group in groups if group.ready]
         return ready[:wanted] if len(ready) >= wanted else ()
 
@@ -91,18 +98,22 @@ class Wait(Loose):
     max_age: float
     batch: int
 
-    def select(self, groups: Sequence[Group], *, wanted: int, version: WeightVersion) -> Sequence[LeaseId]:
+    def select(self, groups: Sequence[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
         """Take the ready groups that are due first, unless one that still runs has to come first."""
         in_turn = sorted(groups, key=lambda group: (group.version, group.number))
-        chosen = [group for group in in_turn if group.ready][:wanted]
-        if len(chosen) < wanted:
+        ready = [group for group in in_turn if group.ready][:most]
+        if len(ready) < wanted:
             return ()
-        taken = {group.lease_id for group in chosen}
-        left = [group for group in in_turn if group.lease_id not in taken]
-        possible = self._in_time(in_turn[:wanted], version) and self._in_time(in_turn[wanted:], version + 1)
-        if possible and not self._in_time(left, version + 1):
-            return ()
-        return [group.lease_id for group in groups if group.lease_id in taken]
+        size = len(ready)
+        for size in range(wanted, len(ready) + 1):  # what is due may be more than what the batch wants
+            taken = {group.number for group in ready[:size]}
+            if self._in_time([group for group in in_turn if group.number not in taken], version + 1):
+                break
+        else:
+            if self._in_time(in_turn[:most], version) and self._in_time(in_turn[most:], version + 1):
+                return ()
+        chosen = {group.lease_id for group in ready[:size]}
+        return [group.lease_id for group in groups if group.lease_id in chosen]
 
     def _in_time(self, in_turn: Sequence[Group], version: int) -> bool:
         """Return whether all can be trained in time, from ``version`` on a batch of them at a step."""
@@ -116,9 +127,9 @@ class Drop(Loose):
 
     max_age: float
 
-    def select(self, groups: Sequence[Group], *, wanted: int, version: WeightVersion) -> Sequence[LeaseId]:
+    def select(self, groups: Sequence[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
         """Take the oldest ready groups that are not over age."""
-        return super().select(_fresh(groups, self.max_age, version), wanted=wanted, version=version)
+        return super().select(_fresh(groups, self.max_age, version), wanted=wanted, most=most, version=version)
 
     def evict(self, groups: Sequence[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
         """Give up those over age."""
@@ -131,9 +142,9 @@ class Partial(Loose):
 
     max_age: float
 
-    def select(self, groups: Sequence[Group], *, wanted: int, version: WeightVersion) -> Sequence[LeaseId]:
+    def select(self, groups: Sequence[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
         """Take the oldest ready groups that are not over age."""
-        return super().select(_fresh(groups, self.max_age, version), wanted=wanted, version=version)
+        return super().select(_fresh(groups, self.max_age, version), wanted=wanted, most=most, version=version)
 
     def interrupt(self, groups: Sequence[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
         """Begin those over age anew."""

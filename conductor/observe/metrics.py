@@ -10,6 +10,24 @@ from protocols.grading import Grade, GradeFault
 from protocols.rollouts import GroupReceipt
 
 
+@dataclass
+class Lengths:
+    """Tokens and samples of a whole run."""
+
+    tokens: int = 0
+    samples: int = 0
+
+    def add(self, tokens: int, samples: int) -> None:
+        """Count some more."""
+        self.tokens += tokens
+        self.samples += samples
+
+    @property
+    def mean(self) -> float:
+        """Tokens a sample."""
+        return self.tokens / self.samples if self.samples else 0.0
+
+
 @dataclass(kw_only=True)
 class StepWindow:
     """Counters since the last train step; ``take`` empties them.
@@ -33,6 +51,8 @@ class StepWindow:
     _parts: dict[str, list[float]] = field(default_factory=dict)
     _lengths: list[int] = field(default_factory=list)
     _prompt_tokens: int = 0
+    _sampled: Lengths = field(default_factory=Lengths)
+    _trained: Lengths = field(default_factory=Lengths)
 
     def failed(self, kind: str) -> None:
         """Count a failed attempt or a masked sample."""
@@ -47,6 +67,7 @@ class StepWindow:
     def graded(self, receipt: GroupReceipt, grades: Sequence[Grade | GradeFault]) -> None:
         """Count a graded group, whether it will be trained or not."""
         self._prompt_tokens += receipt.prompt_tokens
+        self._sampled.add(sum(sample.tokens for sample in receipt.samples), len(receipt.samples))
         for sample, grade in zip(receipt.samples, grades, strict=True):
             self._lengths.append(sample.tokens)
             if isinstance(grade, GradeFault):
@@ -55,6 +76,15 @@ class StepWindow:
             self._rewards.append(grade.reward)
             for name, part in grade.parts.items():
                 self._parts.setdefault(name, []).append(part)
+
+    def length_ratio(self, receipts: Iterable[GroupReceipt]) -> float:
+        """Count the groups of a batch; returns the mean length of what was trained over that of what was sampled.
+
+        Of the whole run. Below 1 the data has been shortened: what takes long was given up more often than the rest.
+        """
+        for receipt in receipts:
+            self._trained.add(sum(sample.tokens for sample in receipt.samples), len(receipt.samples))
+        return self._trained.mean / self._sampled.mean if self._sampled.tokens else 1.0
 
     def take(self) -> dict[str, float]:
         """Return the metrics of the window and begin a new one."""

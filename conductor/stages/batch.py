@@ -117,7 +117,7 @@ def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tup
         )
     if len(ready) >= max(1, wanted):
         groups = open_groups(ctx.table, ctx.publication.serving)
-        chosen = ctx.sampler.select(groups, wanted=max(1, wanted), version=ctx.trained)
+        chosen = ctx.sampler.select(groups, wanted=max(1, wanted), most=ctx.cfg.batch_groups, version=ctx.trained)
         return tuple(map(ctx.table.__getitem__, chosen))
     # what is carried over is trained too, where there is no next epoch
     return ready if complete and ctx.cfg.remainder != "drop" else ()

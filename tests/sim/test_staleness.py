@@ -81,6 +81,25 @@ async def test_what_is_dropped_for_its_age_is_replaced_to_the_exact_batch() -> N
     assert total(result, "waste/tokens") == 8 * result.accounts.dropped
 
 
+async def test_dropping_the_slow_shortens_the_data_and_waiting_does_not() -> None:
+    """Short groups are never over age; a ratio under 0.95 is a warning."""
+    ratios = {}
+    for policy in ("drop", "wait"):
+        scripted = scripted_workloads(10_000, duration_s=by_length, tokens=length_of, step_s=0.2)
+        cfg = run_config(steps=60, batch_groups=8, slots=24, max_age=1, staleness=policy)
+        ratios[policy] = (await run_scripted(cfg, scripted)).metrics[-1].metrics["length/ratio"]
+    assert ratios["drop"] < 0.95
+    assert ratios["wait"] == pytest.approx(1, abs=0.05)
+
+
+def length_of(lease: RolloutLease) -> int:
+    return 1 + int(10 * tailed()(lease))
+
+
+def by_length(lease: RolloutLease) -> float:
+    return length_of(lease) / 10
+
+
 async def test_what_is_begun_anew_keeps_its_prompt_and_its_attempts() -> None:
     """A group that is restarted for its age has not failed: ``attempts`` = 1 allows it."""
     scripted = scripted_workloads(10_000, duration_s=tailed(), step_s=0.2)
@@ -193,7 +212,7 @@ async def test_a_sampler_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from conductor.core.staleness import Loose\n\n\n"
         "class Newest(Loose):\n"
-        "    def select(self, groups, *, wanted, version):\n"
+        "    def select(self, groups, *, wanted, most, version):\n"
         "        ready = [group.lease_id for group in groups if group.ready]\n"
         "        return ready[-wanted:] if len(ready) >= wanted else ()\n\n\n"
         "def newest(max_age, batch):\n"

@@ -21,29 +21,36 @@ def group(number: int, version: int, *, ready: bool = True) -> Group:
 
 def test_the_oldest_ready_groups_come_first() -> None:
     groups = [group(0, 0), group(1, 0, ready=False), group(2, 0), group(3, 1)]
-    assert Loose().select(groups, wanted=2, version=WeightVersion(1)) == ["L0", "L2"]
-    assert not Loose().select(groups, wanted=4, version=WeightVersion(1))
+    assert Loose().select(groups, wanted=2, most=2, version=WeightVersion(1)) == ["L0", "L2"]
+    assert not Loose().select(groups, wanted=4, most=4, version=WeightVersion(1))
 
 
 def test_the_trainer_waits_for_a_group_that_is_due_now() -> None:
     """At version 2 a group of version 0 has its last chance at ``max_age`` 2."""
     groups = [group(0, 0), group(1, 0, ready=False), group(2, 1), group(3, 1)]
-    assert Wait(2, batch=2).select(groups, wanted=2, version=WeightVersion(2)) == ()
-    assert Wait(3, batch=2).select(groups, wanted=2, version=WeightVersion(2)) == ["L0", "L2"]
+    assert Wait(2, batch=2).select(groups, wanted=2, most=2, version=WeightVersion(2)) == ()
+    assert Wait(3, batch=2).select(groups, wanted=2, most=2, version=WeightVersion(2)) == ["L0", "L2"]
 
 
 def test_the_trainer_does_not_wait_while_what_is_left_can_be_trained_in_time() -> None:
     """Three that run and are due at the next version are one too many for a batch of two."""
     two = [group(0, 0), group(1, 0), group(2, 0, ready=False), group(3, 0, ready=False)]
-    assert Wait(1, batch=2).select(two, wanted=2, version=WeightVersion(0)) == ["L0", "L1"]
+    assert Wait(1, batch=2).select(two, wanted=2, most=2, version=WeightVersion(0)) == ["L0", "L1"]
     three = [group(0, 1), group(1, 1), *(group(at, 0, ready=False) for at in (2, 3, 4))]
-    assert Wait(1, batch=2).select(three, wanted=2, version=WeightVersion(0)) == ()
+    assert Wait(1, batch=2).select(three, wanted=2, most=2, version=WeightVersion(0)) == ()
+
+
+def test_a_batch_that_leaves_gaps_still_takes_all_that_is_due() -> None:
+    """A filtered group that is not replaced makes a batch shorter, but not at the price of another's age."""
+    groups = [group(at, 0) for at in range(4)]
+    assert Wait(1, batch=3).select(groups, wanted=1, most=3, version=WeightVersion(0)) == ["L0"]
+    assert Wait(0, batch=3).select(groups[:3], wanted=1, most=3, version=WeightVersion(0)) == ["L0", "L1", "L2"]
 
 
 def test_the_trainer_does_not_wait_for_what_no_waiting_can_save() -> None:
     """Else one group that cannot be trained in time would hold the run for ever."""
     late = [group(0, 0, ready=False), group(1, 4), group(2, 4)]
-    assert Wait(1, batch=2).select(late, wanted=2, version=WeightVersion(4)) == ["L1", "L2"]
+    assert Wait(1, batch=2).select(late, wanted=2, most=2, version=WeightVersion(4)) == ["L1", "L2"]
 
 
 def test_a_group_over_age_is_replaced_or_begun_anew() -> None:
@@ -55,7 +62,7 @@ def test_a_group_over_age_is_replaced_or_begun_anew() -> None:
     )
     assert SAMPLERS["partial"](2, 1).interrupt(groups, version=at) == ["L0", "L1"]
     for policy in ("drop", "partial"):
-        assert SAMPLERS[policy](2, 1).select(groups, wanted=1, version=at) == ["L2"]
+        assert SAMPLERS[policy](2, 1).select(groups, wanted=1, most=1, version=at) == ["L2"]
 
 
 @pytest.mark.parametrize(("max_age", "bound"), [(0, 0), (1, 1), (2.5, 3)])
@@ -105,7 +112,7 @@ class Schedule:
                     ready.pop(int(name[1:]), None)
                     running[int(name[1:])] = serving
                 groups = self._groups(running, ready)
-                chosen = sampler.select(groups, wanted=self.batch, version=at)
+                chosen = sampler.select(groups, wanted=self.batch, most=self.batch, version=at)
                 if chosen:
                     self.ages += [version - ready.pop(int(name[1:])) for name in chosen]
                     training = True
