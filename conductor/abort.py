@@ -5,7 +5,8 @@ requests and releases its payloads, and the engines say what lives; again and ag
 3. The outcome is written. The error that caused it goes on unchanged.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Literal
 
 import anyio
 
@@ -16,7 +17,7 @@ from protocols.errors import BudgetExhausted, ConductorError, Stalled, Transient
 from protocols.ledger import AbortConfirmed, Aborting, Dropped, Readmitted
 from protocols.messages import attempt_prefix
 
-_NOT_FOR_DATA = ("remainder", "surplus")
+_NOT_FOR_DATA = ("remainder", "stale", "surplus")
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _JUDGED_FROM = 10  # admissions after which the share of dropped groups says something
@@ -30,9 +31,18 @@ def prefix_of(ctx: RunContext, lease: Lease) -> str:
 async def retry(ctx: RunContext, lease: Lease, error: ConductorError) -> None:
     """Abort an attempt that failed through no fault of its data, and admit the group again.
 
+    One that was ended on purpose goes on as whoever ended it wanted.
+
     Raises:
         BudgetExhausted: It was the last attempt.
     """
+    purpose = ctx.ending.pop(lease.lease_id, None)
+    if purpose == "restart":
+        await restart(ctx, lease)
+        return
+    if purpose == "surplus":
+        await give_up(ctx, lease, "surplus")
+        return
     ctx.window.failed(type(error).__name__)
     ctx.log.warning("group.retried", lease_id=lease.lease_id, attempt=lease.attempt, error=str(error))
     await _abort(ctx, lease, reason=type(error).__name__)
@@ -70,10 +80,26 @@ async def drop(ctx: RunContext, lease: Lease, reason: str, detail: str = "") -> 
         )
 
 
-async def drop_remainder(ctx: RunContext, leases: Sequence[Lease]) -> None:
-    """Give up graded groups that fill no batch at the end of an epoch."""
-    for lease in leases:
-        await _give_up(ctx, lease, "remainder")
+async def give_up(ctx: RunContext, lease: Lease, reason: Literal["remainder", "stale", "surplus"]) -> None:
+    """Give up a group that nothing is wrong with."""
+    ctx.window.waste(lease)
+    await _give_up(ctx, lease, reason)
+
+
+async def restart(ctx: RunContext, lease: Lease) -> None:
+    """Admit a group again that is too old, to be generated under newer weights."""
+    ctx.window.waste(lease)
+    await _abort(ctx, lease, "over_age")
+    await ctx.record(Readmitted(lease_id=lease.lease_id, attempt=lease.attempt + 1, failed=False))
+    ctx.readmitted.append(lease.lease_id)
+    ctx.changed.ring()
+
+
+async def interrupt(ctx: RunContext, lease: Lease, purpose: Literal["restart", "surplus"] = "restart") -> None:
+    """Cut a group short that is being generated; whoever plays it learns that, and what for."""
+    if lease.generating:
+        ctx.ending[lease.lease_id] = purpose
+        await stop(ctx, prefix_of(ctx, lease))
 
 
 async def _give_up(ctx: RunContext, lease: Lease, reason: str) -> None:

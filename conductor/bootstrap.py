@@ -1,13 +1,14 @@
 """From the names in the job to open ports: what the backend hosts, and what opens beside the controller."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from conductor.bounded import bounded, bounded_backend
 from conductor.config import RunConfig
+from conductor.core.staleness import SAMPLERS, Policy, Sampler
 from conductor.fleet.group import member_specs, open_group
 from conductor.ports import Ports, Workloads
 from conductor.validation import find_remainder_problem, site_of
@@ -104,8 +105,8 @@ class _Opener:
         """Launch the engines and return their controller."""
         members = await self._launch("rollout", "engine", self._cfg.engine)
         engines = {member: client(EnginePort, self._caller(member)) for member in members}
-        pool: Callable[[Mapping[WorkerId, EnginePort]], InferenceControllerPort] = load_object(_POOL, "")
-        return pool(engines)
+        pool: Callable[..., InferenceControllerPort] = load_object(_POOL, "")
+        return pool(engines, mode=self._cfg.publish)
 
     async def beside(self, section: str, adapter: Section | None) -> Any:
         """Open an adapter in the controller's own process; its type is what the section promises."""
@@ -136,3 +137,11 @@ def _required(section: str, adapter: Section | None) -> Section:
     if adapter is None:
         raise InvariantError(f"[{section}] is missing and validation let it pass")
     return adapter
+
+
+def sampler_of(cfg: RunConfig) -> Sampler:
+    """Return the sampler that the job names, or load the user's own: a function of ``max_age`` and ``batch_groups``."""
+    if cfg.staleness in SAMPLERS:
+        return SAMPLERS[cast("Policy", cfg.staleness)](cfg.max_age, cfg.batch_groups)
+    make: Callable[[float, int], Sampler] = load_object(cfg.staleness, site_of(cfg).job_dir)
+    return make(cfg.max_age, cfg.batch_groups)

@@ -1,10 +1,11 @@
 """The job: what the controller itself decides, and the sections that name adapters."""
 
+import math
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from protocols.inference import Sampling
+from protocols.inference import PublishMode, Sampling
 from protocols.messages import Message, RegistrationKey
 from protocols.sections import Section
 from protocols.training import Algorithm
@@ -85,7 +86,15 @@ class RunConfig(Message, frozen=True, kw_only=True):
         steps: Train steps to take; fewer when the prompts end before.
         batch_groups: Prompt groups of one train step.
         group_size: Samples of one group.
-        max_age: Weight versions that a group may be old when it is trained; 0 is synchronous.
+        max_age: Weight versions that a group may be old when it is trained; 0 is synchronous, 1 one step off. A
+            fraction lets a part of a further batch be generated ahead.
+        staleness: What becomes of a group that would be over age: ``wait`` (the trainer waits), ``drop`` (another
+            one takes its place), ``partial`` (it begins anew), ``loose`` (it is trained), or a sampler of your own,
+            ``module:name``.
+        oversample: Groups generated for one batch at ``max_age`` 0, as a multiple of it; those that finish first are
+            trained.
+        publish: How running groups meet new weights: ``inflight`` (between two tokens), ``interrupt`` (engines stand
+            still meanwhile) or ``drain`` (they finish first).
         slots: Groups in flight at once; None: as many as ``max_age`` lets be useful.
         remainder: Prompts left over at the end of an epoch that do not fill a batch: ``train`` them as a
             short batch, ``drop`` them, or ``carry`` them over into the next epoch.
@@ -111,7 +120,10 @@ class RunConfig(Message, frozen=True, kw_only=True):
     steps: PositiveInt
     batch_groups: PositiveInt
     group_size: PositiveInt
-    max_age: Annotated[int, Meta(ge=0)] = 0
+    max_age: Annotated[float, Meta(ge=0)] = 0
+    staleness: str = "wait"
+    oversample: Annotated[float, Meta(ge=1)] = 1.0
+    publish: PublishMode = "inflight"
     slots: PositiveInt | None = None
     remainder: Literal["train", "drop", "carry"] = "train"
     attempts: PositiveInt = 3
@@ -143,7 +155,12 @@ class RunConfig(Message, frozen=True, kw_only=True):
     @property
     def slots_in_flight(self) -> int:
         """Groups in flight at once."""
-        return self.slots or self.batch_groups * (self.max_age + 1)
+        return self.slots or math.ceil(self.batch_groups * (self.max_age + self.oversample))
+
+    @property
+    def extra_groups(self) -> int:
+        """Groups generated for a batch beyond those that it trains."""
+        return math.ceil(self.batch_groups * (self.oversample - 1))
 
     @property
     def ledger_section(self) -> Section:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TypeVarTuple, cast
+from typing import Literal, TypeVarTuple, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -15,6 +15,7 @@ from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
 from conductor.core.leases import LeaseTable
 from conductor.core.publication import Publication
+from conductor.core.staleness import Sampler
 from conductor.failures import Failures
 from conductor.observe.lag import LagMonitor
 from conductor.observe.metrics import StepWindow
@@ -50,6 +51,7 @@ class RunContext:
         seconds_before: How long earlier lives of the run trained; ``began``: since when this one does.
         publish_s, checkpoint_s: Seconds that the last publish took, and the last checkpoint.
         idle: Whether the trainer waits for a batch.
+        ending: Groups that are cut short while they are generated, and what becomes of each.
         readmitted: Leases that admit sends out again, in order.
         record_failed: Whether the ledger failed to write: nothing is written after a gap.
         rollouts_done: Whether every rollout and grade that will come has come.
@@ -63,6 +65,7 @@ class RunContext:
     admission: Admission
     gate: EpochGate
     publication: Publication
+    sampler: Sampler
     table: LeaseTable = field(default_factory=LeaseTable)
     changed: Doorbell = field(default_factory=Doorbell)
     window: StepWindow = field(default_factory=StepWindow)
@@ -80,6 +83,7 @@ class RunContext:
     publish_s: float = 0.0
     checkpoint_s: float = 0.0
     idle: bool = False
+    ending: dict[LeaseId, Literal["restart", "surplus"]] = field(default_factory=dict)
     readmitted: deque[LeaseId] = field(default_factory=deque)
     rollouts_done: bool = False
     record_failed: bool = False

@@ -9,7 +9,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from structlog.typing import FilteringBoundLogger
 
-from conductor.bootstrap import open_ports
+from conductor.bootstrap import open_ports, sampler_of
 from conductor.config import RunConfig
 from conductor.context import RunContext
 from conductor.core.admission import Admission
@@ -80,10 +80,12 @@ def make_context(
             slots=cfg.slots_in_flight,
             batch=cfg.batch_groups,
             max_age=cfg.max_age,
+            extra=cfg.extra_groups,
             target=cfg.steps * cfg.batch_groups,
         ),
         gate=EpochGate(remainder=cfg.remainder),
         publication=Publication(cfg.registration),
+        sampler=sampler_of(cfg),
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from conductor.algorithms.table import ALGORITHMS
 from conductor.config import RunConfig, algorithm_of, default_ledger
+from conductor.core.staleness import SAMPLERS
 from conductor.decoding import decode, decode_fields
 from conductor.jobfile import holds_run
 from protocols.adapters import Adapter, UnknownAdapter, known_kinds, missing_module, resolve
@@ -135,6 +136,19 @@ def _one_sample(group_size: int, train: Section) -> Iterable[Problem]:
         yield Problem(field="group_size", value="1", why=why, mend="give at least 2")
 
 
+def _sampler(staleness: str) -> Iterable[Problem]:
+    if staleness not in SAMPLERS and ":" not in staleness:
+        near = difflib.get_close_matches(staleness, SAMPLERS, n=1)
+        mend = f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(SAMPLERS)}, or name module:sampler"
+        yield Problem(field="staleness", value=repr(staleness), why="there is no such policy", mend=mend)
+
+
+def _ahead(max_age: float, oversample: float, batch_groups: int) -> Iterable[Problem]:
+    if oversample > 1 and max_age > 0:
+        why = f"max_age = {max_age:g} generates {batch_groups * max_age:g} groups ahead already"
+        yield Problem(field="oversample", value=f"{oversample:g}", why=why, mend="leave it out, or set max_age to 0")
+
+
 def _equal_samples(group_size: int, sampling: Sampling) -> Iterable[Problem]:
     why = f"all {group_size} samples of a group would be the same, and equal rewards teach nothing"
     if group_size > 1 and sampling.temperature == 0:
@@ -198,6 +212,8 @@ def make_folder(run_dir: str) -> Problem | None:
 _RULES: tuple[Callable[..., Iterable[Problem]], ...] = (
     _algorithm,
     _one_sample,
+    _sampler,
+    _ahead,
     _equal_samples,
     _context,
     _folder,

@@ -199,6 +199,11 @@ class AbortReport(Message, frozen=True, kw_only=True):
     unconfirmed: frozenset[str] = frozenset()
 
 
+PublishMode = Literal["inflight", "interrupt", "drain"]
+"""How running requests meet new weights: they go on with them between two tokens; they are kept standing while the
+weights are loaded; or they finish first."""
+
+
 class PublishReceipt(Message, frozen=True, kw_only=True):
     """Which members serve which version after a publish.
 
@@ -262,6 +267,8 @@ class InferenceControllerPort(Protocol):
 
     async def publish(self, manifest: WeightsManifest) -> PublishReceipt:
         """Load ``manifest`` into every member that has not confirmed its version.
+
+        New requests wait meanwhile; what becomes of those that run, the controller was made for.
 
         Idempotent. A member that fails is stale, and gets no requests until a later publish reaches it.
         Cancelling: members that confirmed stay confirmed.

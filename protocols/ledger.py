@@ -38,10 +38,11 @@ class Admitted(Message, frozen=True, kw_only=True, tag="admitted"):
 
 
 class Generating(Message, frozen=True, kw_only=True, tag="generating"):
-    """An attempt is about to be sent to the executor."""
+    """An attempt is about to be sent to the executor; no token of it is older than ``version``."""
 
     lease_id: LeaseId
     attempt: int
+    version: WeightVersion = WeightVersion(0)
 
 
 class Graded(Message, frozen=True, kw_only=True, tag="graded"):
@@ -66,12 +67,14 @@ class Claimed(Message, frozen=True, kw_only=True, tag="claimed"):
     Attributes:
         registration, version: The parameters that the step may change, and no others.
         leases: In the order of admission; each once.
+        missing: Groups that it is short of a whole batch.
     """
 
     dispatch_id: DispatchId
     registration: RegistrationKey = RegistrationKey()
     version: WeightVersion
     leases: tuple[LeaseId, ...]
+    missing: int = 0
 
 
 class Unclaimed(Message, frozen=True, kw_only=True, tag="unclaimed"):
@@ -102,10 +105,14 @@ class AbortConfirmed(Message, frozen=True, kw_only=True, tag="aborted"):
 
 
 class Readmitted(Message, frozen=True, kw_only=True, tag="readmitted"):
-    """An aborted or reopened group is admitted again as ``attempt``."""
+    """An aborted or reopened group is admitted again as ``attempt``.
+
+    ``failed``: for a failure, which counts against the times that it may be generated.
+    """
 
     lease_id: LeaseId
     attempt: int
+    failed: bool = True
 
 
 class Dropped(Message, frozen=True, kw_only=True, tag="dropped"):
@@ -166,7 +173,7 @@ class Tally(Message, frozen=True, kw_only=True):
     unclaims: int
     claimed: int
     filtered_for_batch: tuple[LeaseId, ...]
-    short: int
+    gaps: tuple[LeaseId, ...]
     epoch: int | None
     progress: int
 
@@ -179,6 +186,7 @@ class LeaseRecord(Message, frozen=True, kw_only=True):
     group_size: int
     attempt: int
     first_attempt: int
+    version: WeightVersion = WeightVersion(0)
     state: Literal[
         "admitted", "generating", "graded", "claimed", "aborting", "aborted", "reopened",
         "committed", "filtered", "dropped",

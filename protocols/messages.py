@@ -20,6 +20,12 @@ WeightVersion = NewType("WeightVersion", int)
 LeaseId = NewType("LeaseId", str)
 """``L`` and the admission number of a group, from 0: ``L17``."""
 
+
+def lease_number(lease_id: LeaseId) -> int:
+    """Return the admission number in ``L17``."""
+    return int(lease_id[1:])
+
+
 DispatchId = NewType("DispatchId", str)
 """``D`` and the number of a batch, from 0: ``D4``."""
 

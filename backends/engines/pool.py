@@ -20,6 +20,7 @@ from protocols.inference import (
     GenerateRequest,
     Generation,
     InferenceControllerPort,
+    PublishMode,
     PublishReceipt,
     Readiness,
     WeightsManifest,
@@ -84,20 +85,26 @@ class _Gate:
 class EnginePool:
     """Sends each request to the member with the fewest samples among those that serve confirmed weights.
 
-    Requests wait while weights are published or the pool is paused; those that run go on during a publish.
+    Requests wait while weights are published or the pool is paused; those that run go on during a publish, stand still,
+    or are waited for.
     What an engine does not answer within ``answer_s`` counts as not answered. ``WorkerLost`` is an answer:
     the engine is gone, and with it whatever it ran.
 
     Args:
         engines: By member.
+        mode: What a publish does with the requests that run.
         answer_s: Seconds within which an engine answers a probe, an abort or a resume; below the deadline
             that the caller has for its abort, so that one silent engine does not hide what the others said.
     """
 
-    def __init__(self, engines: Mapping[WorkerId, EnginePort], *, answer_s: float = 5.0) -> None:
+    def __init__(
+        self, engines: Mapping[WorkerId, EnginePort], *, mode: PublishMode = "inflight", answer_s: float = 5.0
+    ) -> None:
         self._members = [_Member(name, engine) for name, engine in engines.items()]
+        self._mode: PublishMode = mode
         self._answer_s = answer_s
         self._gate = _Gate()
+        self._quieter = Doorbell()
         self._paused = False
         self._changing = anyio.Lock()  # one publish or probe at a time: each decides from what all confirmed
 
@@ -143,6 +150,7 @@ class EnginePool:
             raise EngineStale(engine=member.name) from exc
         finally:
             member.samples -= len(request.samples)
+            self._quieter.ring()
         return msgspec.structs.replace(generation, engine=member.name)
 
     async def abort(self, prefix: str) -> AbortReport:
@@ -188,7 +196,7 @@ class EnginePool:
         await checkpoint()
         async with self._changing:
             with self._gate.shut_during_publish():
-                failures = await self._load(manifest)
+                failures = await self._reload(manifest)
         confirmed = self._names(lambda member: member.confirmed == manifest.version)
         if not confirmed:
             raise Stalled(f"no engine confirmed version {manifest.version}: {_listed(failures)}")
@@ -227,6 +235,20 @@ class EnginePool:
             await self._resume([member for member in self._members if not member.lost])
         finally:
             self._gate.open("pause")
+
+    async def _reload(self, manifest: WeightsManifest) -> dict[WorkerId, ConductorError]:
+        if self._mode == "drain":
+            while any(member.samples for member in self._members):
+                await self._quieter.wait()
+        if self._mode != "interrupt" or self._paused:
+            return await self._load(manifest)
+        members = [member for member in self._members if not member.lost]
+        try:
+            await self._each("pause", members, lambda member: member.engine.pause())
+            return await self._load(manifest)
+        finally:
+            if not self._paused:
+                await self._resume([member for member in members if not member.lost])  # noqa: ASYNC102 - shielded there
 
     async def _load(self, manifest: WeightsManifest) -> dict[WorkerId, ConductorError]:
         async def load(member: _Member) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from protocols.errors import InvariantError
 from protocols.grading import Grade, GradeFault
 from protocols.ledger import LeaseRecord
-from protocols.messages import LeaseId
+from protocols.messages import LeaseId, WeightVersion
 from protocols.prompts import Prompt
 from protocols.rollouts import GroupReceipt
 
@@ -45,9 +45,7 @@ SETTLED = frozenset({State.COMMITTED, State.FILTERED, State.DROPPED})
 RUNNING = (State.ADMITTED, State.GENERATING, State.ABORTING, State.ABORTED)
 
 
-def lease_number(lease_id: LeaseId) -> int:
-    """Return the admission number in ``L17``."""
-    return int(lease_id[1:])
+INITIAL = WeightVersion(0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +53,9 @@ class Lease:
     """One lease.
 
     Attributes:
-        first_attempt: The attempt that it was admitted with, by this life of the run.
+        first_attempt: The attempt that it was admitted with, by this life of the run; one later for each attempt
+            that was ended through no failure.
+        version: The engines' when the attempt began.
         receipt: Of the finished rollouts, once they are delivered.
         grades: One a sample, once graded.
     """
@@ -65,6 +65,7 @@ class Lease:
     group_size: int
     attempt: int = 0
     first_attempt: int = 0
+    version: WeightVersion = INITIAL
     state: State = State.ADMITTED
     receipt: GroupReceipt | None = None
     grades: tuple[Grade | GradeFault, ...] = ()
@@ -75,6 +76,27 @@ class Lease:
         if self.receipt is None:
             raise InvariantError(f"{self.lease_id} is {self.state} and has no receipt")
         return self.receipt
+
+    @property
+    def oldest(self) -> WeightVersion:
+        """The version of its oldest token, as far as that is known; no token is older."""
+        samples = () if self.receipt is None else self.receipt.samples
+        return min((segment.version for sample in samples for segment in sample.segments), default=self.version)
+
+    @property
+    def graded(self) -> bool:
+        """Whether it may be trained."""
+        return self.state is State.GRADED
+
+    @property
+    def generating(self) -> bool:
+        """Whether its episodes are being played."""
+        return self.state is State.GENERATING and self.receipt is None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its finished samples."""
+        return 0 if self.receipt is None else sum(sample.tokens for sample in self.receipt.samples)
 
     @property
     def tries(self) -> int:
@@ -89,6 +111,7 @@ class Lease:
             group_size=self.group_size,
             attempt=self.attempt,
             first_attempt=self.first_attempt,
+            version=self.version,
             state=self.state,
         )
 
@@ -100,6 +123,7 @@ class Lease:
             group_size=self.group_size,
             attempt=self.attempt,
             first_attempt=self.first_attempt,
+            version=self.version,
             state=self.state.value,
             receipt=self.receipt,
             grades=self.grades,
@@ -114,6 +138,7 @@ class Lease:
             group_size=record.group_size,
             attempt=record.attempt,
             first_attempt=record.first_attempt,
+            version=record.version,
             state=State(record.state),
             receipt=record.receipt,
             grades=record.grades,

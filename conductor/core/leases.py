@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from conductor.core.lease import RUNNING, TRANSITIONS, Lease, State, lease_number
+from conductor.core.lease import RUNNING, TRANSITIONS, Lease, State
 from conductor.core.settlements import Settlements
+from conductor.core.staleness import Group
 from conductor.core.tally import Tally
 from conductor.result import Accounts, SampleAccounts
 from protocols.errors import InvariantError
@@ -33,7 +34,7 @@ from protocols.ledger import (
     Stepped,
     Unclaimed,
 )
-from protocols.messages import DispatchId, LeaseId, WeightVersion
+from protocols.messages import DispatchId, LeaseId, WeightVersion, lease_number
 from protocols.rollouts import GroupReceipt
 
 
@@ -203,7 +204,9 @@ class LeaseTable:
 
     def _generate(self, event: Generating) -> None:
         self._running_attempt(event.lease_id, event.attempt)
-        self._move(self[event.lease_id], State.GENERATING)
+        lease = self[event.lease_id]
+        self._move(lease, State.GENERATING)
+        lease.version = event.version
 
     def _grade(self, event: Graded) -> None:
         lease = self[event.lease_id]
@@ -231,7 +234,7 @@ class LeaseTable:
             self._move(lease, State.CLAIMED)
         self._dispatches[event.dispatch_id] = event
         self.dispatched += 1
-        self.tally.claim(len(leases))
+        self.tally.claim(len(leases), event.missing)
 
     def _unclaim(self, event: Unclaimed) -> None:
         leases = self._close_dispatch(event.dispatch_id)
@@ -268,6 +271,8 @@ class LeaseTable:
         self._move(lease, State.ADMITTED)
         lease.attempt = event.attempt
         lease.receipt, lease.grades = None, ()
+        if not (reopened or event.failed):
+            lease.first_attempt += 1
         if reopened:
             lease.first_attempt = event.attempt
             self.tally.epoch = lease.prompt.epoch
@@ -342,3 +347,25 @@ class LeaseTable:
         lease.state = state
         del self._open[lease.lease_id]
         self.settlements.add(lease)
+
+
+def open_groups(table: LeaseTable, serving: WeightVersion) -> list[Group]:
+    """Return what a sampler is told of the open leases that may still be trained; those of a batch may not.
+
+    Args:
+        table: In the order of admission.
+        serving: The version that the engines serve: what has not begun will be no older.
+    """
+    return [
+        Group(
+            lease_id=lease.lease_id,
+            number=lease_number(lease.lease_id),
+            version=serving if lease.state is State.ADMITTED else lease.oldest,
+            ready=lease.state is State.GRADED,
+        )
+        for lease in table
+        if lease.state in _TRAINABLE
+    ]
+
+
+_TRAINABLE = frozenset({State.ADMITTED, State.GENERATING, State.GRADED})

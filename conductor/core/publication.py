@@ -20,6 +20,11 @@ class Publication:
         self._pending: WeightsManifest | None = None
         self._serving: WeightsManifest | None = None
 
+    @property
+    def serving(self) -> WeightVersion:
+        """The version that the engines serve; 0 before the first."""
+        return WeightVersion(0) if self._serving is None else self._serving.version
+
     def owner(self, version: WeightVersion) -> str:
         """Return who owns the payload of a version; the trailing slash keeps v1 apart from v10."""
         return f"{self.owners}v{version}/"

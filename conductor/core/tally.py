@@ -9,7 +9,7 @@ import msgspec
 
 from protocols import ledger
 from protocols.grading import Grade, GradeFault
-from protocols.messages import LeaseId
+from protocols.messages import LeaseId, lease_number
 
 
 @dataclass(kw_only=True, slots=True)
@@ -24,7 +24,8 @@ class Tally:
         claims: Batches claimed; ``unclaims`` of them were taken back.
         claimed: Groups of the batches that were not taken back.
         filtered_for_batch: The groups filtered since the last claim.
-        short: How many of these will not be replaced.
+        gaps: Filtered groups that will not be replaced, while the batch that is short of them is not claimed, in the
+            order of admission.
         epoch: The epoch whose prompts are admitted; None: the next one offered.
         progress: Batches claimed and groups filtered when an epoch closed last.
     """
@@ -40,7 +41,7 @@ class Tally:
     unclaims: int = 0
     claimed: int = 0
     filtered_for_batch: tuple[LeaseId, ...] = ()
-    short: int = 0
+    gaps: tuple[LeaseId, ...] = ()
     epoch: int | None = None
     progress: int = 0
 
@@ -68,11 +69,16 @@ class Tally:
         """Batches claimed and groups filtered: while it does not grow, nothing is achieved."""
         return self.claims + self.filtered.total()
 
-    def claim(self, groups: int) -> None:
-        """Count a batch, and begin to fill the next."""
+    def claim(self, groups: int, missing: int = 0) -> None:
+        """Count a batch, and begin to fill the next.
+
+        Args:
+            groups: That it has.
+            missing: That it is short of: so many gaps are behind it.
+        """
         self.claims += 1
         self.claimed += groups
-        self.filtered_for_batch, self.short = (), 0
+        self.filtered_for_batch, self.gaps = (), self.gaps[missing:]
 
     def unclaim(self, groups: int) -> None:
         """Take back that a batch counted: its step did not happen."""
@@ -87,11 +93,12 @@ class Tally:
         self.masked_samples += len(grades) - trained
 
     def filter(self, lease_id: LeaseId, samples: int, reason: str, *, replaced: bool) -> None:
-        """Count a filtered group; one that is not replaced makes the batch shorter."""
+        """Count a filtered group; one that is not replaced makes its batch shorter."""
         self.filtered[reason] += 1
         self.filtered_samples += samples
         self.filtered_for_batch = (*self.filtered_for_batch, lease_id)
-        self.short += not replaced
+        if not replaced:
+            self.gaps = tuple(sorted((*self.gaps, lease_id), key=lease_number))
 
     def drop(self, samples: int, reason: str) -> None:
         """Count a dropped group."""

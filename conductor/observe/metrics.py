@@ -5,8 +5,27 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from conductor.core.lease import Lease
 from protocols.grading import Grade, GradeFault
 from protocols.rollouts import GroupReceipt
+
+
+@dataclass
+class Lengths:
+    """Tokens and samples of a whole run."""
+
+    tokens: int = 0
+    samples: int = 0
+
+    def add(self, tokens: int, samples: int) -> None:
+        """Count some more."""
+        self.tokens += tokens
+        self.samples += samples
+
+    @property
+    def mean(self) -> float:
+        """Tokens a sample."""
+        return self.tokens / self.samples if self.samples else 0.0
 
 
 @dataclass(kw_only=True)
@@ -16,27 +35,39 @@ class StepWindow:
     Attributes:
         dropped: Groups given up.
         filtered: Groups whose samples all earned the same, filtered.
+        wasted: Groups given up or begun anew for their age, or because a batch was full without them.
+        wasted_tokens: Of those among them that were finished.
         failures: Failed attempts and masked samples, by class.
         totals: The same over the whole run; ``take`` leaves them.
     """
 
     dropped: int = 0
     filtered: int = 0
+    wasted: int = 0
+    wasted_tokens: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
     _rewards: list[float] = field(default_factory=list)
     _parts: dict[str, list[float]] = field(default_factory=dict)
     _lengths: list[int] = field(default_factory=list)
     _prompt_tokens: int = 0
+    _sampled: Lengths = field(default_factory=Lengths)
+    _trained: Lengths = field(default_factory=Lengths)
 
     def failed(self, kind: str) -> None:
         """Count a failed attempt or a masked sample."""
         self.failures[kind] += 1
         self.totals[kind] += 1
 
+    def waste(self, lease: Lease) -> None:
+        """Count a group whose work is thrown away."""
+        self.wasted += 1
+        self.wasted_tokens += lease.tokens
+
     def graded(self, receipt: GroupReceipt, grades: Sequence[Grade | GradeFault]) -> None:
         """Count a graded group, whether it will be trained or not."""
         self._prompt_tokens += receipt.prompt_tokens
+        self._sampled.add(sum(sample.tokens for sample in receipt.samples), len(receipt.samples))
         for sample, grade in zip(receipt.samples, grades, strict=True):
             self._lengths.append(sample.tokens)
             if isinstance(grade, GradeFault):
@@ -46,6 +77,15 @@ class StepWindow:
             for name, part in grade.parts.items():
                 self._parts.setdefault(name, []).append(part)
 
+    def length_ratio(self, receipts: Iterable[GroupReceipt]) -> float:
+        """Count the groups of a batch; returns the mean length of what was trained over that of what was sampled.
+
+        Of the whole run. Below 1 the data has been shortened: what takes long was given up more often than the rest.
+        """
+        for receipt in receipts:
+            self._trained.add(sum(sample.tokens for sample in receipt.samples), len(receipt.samples))
+        return self._trained.mean / self._sampled.mean if self._sampled.tokens else 1.0
+
     def take(self) -> dict[str, float]:
         """Return the metrics of the window and begin a new one."""
         empty = self.failures["reward_empty"]
@@ -54,13 +94,15 @@ class StepWindow:
             **{f"reward/parts/{name}": _mean(values) for name, values in sorted(self._parts.items())},
             "groups/filtered": float(self.filtered),
             "groups/dropped": float(self.dropped),
+            "waste/groups": float(self.wasted),
+            "waste/tokens": float(self.wasted_tokens),
             "samples/masked": float(sum(n for kind, n in self.failures.items() if kind.startswith("reward_"))),
             "samples/empty": float(empty),
             "length/mean": _mean(self._lengths),
             "tokens/completion": float(sum(self._lengths)),
             "tokens/prompt": float(self._prompt_tokens),
         }
-        self.dropped = self.filtered = self._prompt_tokens = 0
+        self.dropped = self.filtered = self.wasted = self.wasted_tokens = self._prompt_tokens = 0
         self.failures.clear()
         self._rewards, self._parts, self._lengths = [], {}, []
         return metrics

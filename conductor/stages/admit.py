@@ -9,6 +9,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from conductor.context import RunContext
 from conductor.core.lease import Lease, State
+from conductor.core.leases import open_groups
 from protocols.errors import BudgetExhausted, DataFault
 from protocols.ledger import Admitted, Dropped, LedgerEvent, Readmitted
 from protocols.messages import LeaseId
@@ -24,7 +25,7 @@ async def run(ctx: RunContext, admitted: MemoryObjectSendStream[LeaseId]) -> Non
     while True:
         if ctx.readmitted:
             await admitted.send(ctx.readmitted.popleft())
-        elif not ctx.table.running and (exhausted or not ctx.admission.wants_more(ctx.table.tally)):
+        elif not ctx.table.running and (_used_up(ctx, exhausted=exhausted) or _trained_enough(ctx)):
             await _drop_surplus(ctx)
             return
         elif not exhausted and _may_admit(ctx):
@@ -43,11 +44,23 @@ async def run(ctx: RunContext, admitted: MemoryObjectSendStream[LeaseId]) -> Non
             await ctx.changed.wait()
 
 
+def _used_up(ctx: RunContext, *, exhausted: bool) -> bool:
+    """Return whether there are no more prompts, and no group that could be begun anew for its age."""
+    return exhausted and not ctx.table.count(State.GRADED)
+
+
+def _trained_enough(ctx: RunContext) -> bool:
+    return not ctx.admission.wants_more(ctx.table.tally)
+
+
 def _may_admit(ctx: RunContext) -> bool:
     if ctx.gate.ended:
         return False  # the next epoch begins when the last batch of this one is claimed
     table = ctx.table
-    return ctx.admission.grants(table.tally, accepted=table.accepted, running=table.running) > 0
+    granted = ctx.admission.grants(table.tally, accepted=table.accepted, running=table.running)
+    if granted <= 0:
+        return False
+    return ctx.sampler.admit(granted, open_groups(table, ctx.publication.serving), version=ctx.trained) > 0
 
 
 async def _admit(ctx: RunContext, prompt: Prompt) -> LeaseId:

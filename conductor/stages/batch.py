@@ -1,18 +1,24 @@
 """Batch: the ids of graded groups in, the dispatch ids of batches out.
 
-Waits until the trainer is idle and a batch is full, or the epoch has ended and nothing that runs can join.
-Groups that are ready beyond a batch are kept for the next one.
+Waits until the trainer is idle and the sampler selects a batch, or the epoch has ended and nothing that runs can
+join. Groups that are ready beyond a batch are kept for the next one, unless they were over-sampled; those that the
+sampler finds too old are given up or generated anew.
 """
 
+import math
+
 import anyio
+from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from conductor.abort import drop_remainder
+from conductor.abort import give_up, interrupt, restart
 from conductor.context import RunContext
 from conductor.core.lease import Lease, State
-from protocols.errors import BudgetExhausted, Stalled
+from conductor.core.leases import open_groups
+from conductor.core.staleness import STRICT
+from protocols.errors import BudgetExhausted, InvariantError, Stalled
 from protocols.ledger import Claimed, EpochClosed
-from protocols.messages import DispatchId, LeaseId
+from protocols.messages import DispatchId, LeaseId, lease_number
 
 
 async def run(
@@ -21,24 +27,29 @@ async def run(
     """Claim batches for the trainer until no group can come any more."""
     async with anyio.create_task_group() as group:
         ctx.start(group, "batch intake", _take_in, ctx, graded)
-        await _claim_batches(ctx, batches)
+        await _claim_batches(ctx, batches, group)
 
 
-async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[DispatchId]) -> None:
+async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[DispatchId], group: TaskGroup) -> None:
     while True:
         complete = _epoch_complete(ctx)
         if not (ctx.idle or complete):  # nothing to decide, so the open leases need not be looked through
             await ctx.changed.wait()
             continue
+        if ctx.idle and await _set_aside(ctx):
+            continue
         ready = ctx.table.in_state(State.GRADED)
         if ctx.idle and (batch := _select(ctx, ready, complete=complete)):
             await _claim(ctx, batch, batches)
+            if ctx.cfg.extra_groups:
+                await _end_surplus(ctx, group)
         elif complete and not ready:
             if ctx.rollouts_done:
                 return
             await _close_epoch(ctx)
         elif complete and ctx.idle:
-            await drop_remainder(ctx, ready)
+            for lease in ready:
+                await give_up(ctx, lease, "remainder")
         else:
             await ctx.changed.wait()
 
@@ -66,9 +77,36 @@ def _epoch_complete(ctx: RunContext) -> bool:
     return ctx.rollouts_done or (ctx.gate.ended and not ctx.table.running)
 
 
+async def _set_aside(ctx: RunContext) -> bool:
+    """Give up or begin anew what is too old to be trained now; returns whether there was anything."""
+    groups = open_groups(ctx.table, ctx.publication.serving)
+    stale = ctx.sampler.evict(groups, version=ctx.trained)
+    again = [name for name in ctx.sampler.interrupt(groups, version=ctx.trained) if ctx.table[name].graded]
+    for lease in map(ctx.table.__getitem__, stale):
+        await give_up(ctx, lease, "stale")
+    for lease in map(ctx.table.__getitem__, again):
+        await restart(ctx, lease)
+    late = [lease for lease in ctx.table if lease.graded and lease.oldest < ctx.trained] if ctx.cfg.extra_groups else []
+    for lease in late:  # it was being graded when its batch was full without it
+        await give_up(ctx, lease, "surplus")
+    return bool(stale or again or late)
+
+
+async def _end_surplus(ctx: RunContext, group: TaskGroup) -> None:
+    """Give up what was over-sampled for a batch that is full without it."""
+    for lease in ctx.table:
+        if lease.graded:
+            await give_up(ctx, lease, "surplus")
+        elif lease.state is State.ADMITTED:
+            ctx.ending[lease.lease_id] = "surplus"
+        elif lease.generating:
+            ctx.start(group, f"interrupt {lease.lease_id}", interrupt, ctx, lease, "surplus")
+
+
 def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tuple[Lease, ...]:
     """Return the groups of the next batch, oldest first; none while it is not full."""
-    wanted = ctx.admission.wanted(ctx.table.tally)
+    unclaimed = [lease_number(lease.lease_id) for lease in ctx.table if lease.state is not State.CLAIMED]
+    wanted = ctx.admission.wanted(ctx.table.tally, unclaimed)
     if wanted <= 0 and not ready and not ctx.table.running:
         raise BudgetExhausted(
             what="groups whose samples all earned the same, in one step",
@@ -77,16 +115,37 @@ def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tup
             field="filter.ceiling",
             last="the batch would be empty; filter.on_ceiling = 'keep' trains such groups as they are",
         )
-    if ready and len(ready) >= wanted:
-        return ready[: max(1, wanted)]
+    if len(ready) >= max(1, wanted):
+        groups = open_groups(ctx.table, ctx.publication.serving)
+        chosen = ctx.sampler.select(groups, wanted=max(1, wanted), most=ctx.cfg.batch_groups, version=ctx.trained)
+        return tuple(map(ctx.table.__getitem__, chosen))
     # what is carried over is trained too, where there is no next epoch
     return ready if complete and ctx.cfg.remainder != "drop" else ()
 
 
 async def _claim(ctx: RunContext, batch: tuple[Lease, ...], batches: MemoryObjectSendStream[DispatchId]) -> None:
+    _check_ages(ctx, batch)
     dispatch_id = ctx.table.next_dispatch_id()
     ctx.idle = False
     leases = tuple(lease.lease_id for lease in batch)
-    registration = ctx.cfg.registration
-    await ctx.record(Claimed(dispatch_id=dispatch_id, registration=registration, version=ctx.trained, leases=leases))
+    claimed = Claimed(
+        dispatch_id=dispatch_id,
+        registration=ctx.cfg.registration,
+        version=ctx.trained,
+        leases=leases,
+        missing=ctx.cfg.batch_groups - len(leases),
+    )
+    await ctx.record(claimed)
     await batches.send(dispatch_id)
+
+
+def _check_ages(ctx: RunContext, batch: tuple[Lease, ...]) -> None:
+    if ctx.cfg.staleness not in STRICT:
+        return
+    bound = math.ceil(ctx.cfg.max_age)
+    for lease in batch:
+        if ctx.trained - lease.oldest > bound:
+            raise InvariantError(
+                f"{lease.lease_id} would be trained at v{ctx.trained} with tokens of v{lease.oldest}: "
+                f"staleness = '{ctx.cfg.staleness}' allows an age of {bound}"
+            )

@@ -1,20 +1,33 @@
 """Publish: versions of staged weights in; engines that serve the newest of them.
 
 Waits for the engines, at most ``deadlines.publish``. Versions that were overtaken while a publish ran are
-skipped. Admission grants groups for a version once the engines have confirmed it.
+skipped. Groups that would be over age under the new weights are interrupted, if the job's sampler says so.
+Admission grants groups for a version once the engines have confirmed it.
 """
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from conductor.abort import interrupt
 from conductor.context import RunContext
+from conductor.core.lease import Lease
+from conductor.core.leases import open_groups
 from protocols.messages import WeightVersion
 
 
 async def run(ctx: RunContext, staged: MemoryObjectReceiveStream[WeightVersion]) -> None:
     """Publish whatever is staged, newest first."""
-    async for _ in staged:
-        await publish_pending(ctx)
+    async with anyio.create_task_group() as group:
+        async for _ in staged:
+            for lease in over_age(ctx):
+                ctx.start(group, f"interrupt {lease.lease_id}", interrupt, ctx, lease)
+            await publish_pending(ctx)
+
+
+def over_age(ctx: RunContext) -> list[Lease]:
+    """Return the groups that are being generated and would be too old if they went on."""
+    names = ctx.sampler.interrupt(open_groups(ctx.table, ctx.publication.serving), version=ctx.trained)
+    return [lease for lease in map(ctx.table.__getitem__, names) if lease.generating]
 
 
 async def publish_pending(ctx: RunContext) -> None:

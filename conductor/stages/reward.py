@@ -14,11 +14,11 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from conductor.abort import drop, prefix_of, retry
 from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
-from conductor.core.lease import RUNNING, Lease, lease_number
+from conductor.core.lease import RUNNING, Lease
 from protocols.errors import BudgetExhausted, InvariantError, Transient
 from protocols.grading import Grade, GradeFault, GradeReport, GradeRequest
 from protocols.ledger import Filtered, Graded
-from protocols.messages import LeaseId
+from protocols.messages import LeaseId, lease_number
 from protocols.rollouts import GroupReceipt
 
 Verdict = Literal["train", "filter", "filter_for_good", "wait"]
@@ -107,7 +107,7 @@ def _judge(ctx: RunContext, lease: Lease, rewards: list[float]) -> Verdict:
     teaches = not ALGORITHMS[ctx.cfg.algorithm].compares or min(rewards) != max(rewards)
     if teaches or policy.equal_rewards == "keep":
         return "train"
-    if ctx.cfg.max_age == 0:
+    if ctx.cfg.max_age == 0 and not ctx.cfg.extra_groups:
         filtered, undecided = _before(ctx, lease)
         if filtered < ctx.cfg.filter_ceiling <= filtered + undecided:
             return "wait"

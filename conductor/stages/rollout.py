@@ -7,7 +7,7 @@ aborted, then readmitted or dropped.
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from conductor.abort import drop, retry
+from conductor.abort import drop, prefix_of, retry
 from conductor.context import RunContext
 from protocols.errors import Aborted, DataFault, Transient
 from protocols.ledger import Generating
@@ -26,7 +26,10 @@ async def run(
 
 async def _play(ctx: RunContext, lease_id: LeaseId, finished: MemoryObjectSendStream[LeaseId]) -> None:
     lease = ctx.table[lease_id]
-    await ctx.record(Generating(lease_id=lease_id, attempt=lease.attempt))
+    if lease_id in ctx.ending:
+        await retry(ctx, lease, Aborted(prefix=prefix_of(ctx, lease)))
+        return
+    await ctx.record(Generating(lease_id=lease_id, attempt=lease.attempt, version=ctx.publication.serving))
     request = RolloutLease(
         lease_id=lease_id,
         attempt=lease.attempt,
@@ -43,5 +46,8 @@ async def _play(ctx: RunContext, lease_id: LeaseId, finished: MemoryObjectSendSt
     except DataFault as exc:
         await drop(ctx, lease, exc.reason, str(exc))
     else:
+        if lease_id in ctx.ending:  # it was faster than its end, which may have released its payload already
+            await retry(ctx, lease, Aborted(prefix=request.prefix))
+            return
         ctx.table.deliver(receipt)
         await finished.send(lease_id)

@@ -24,6 +24,9 @@ from protocols.messages import DispatchId, WeightVersion
 from protocols.tracking import StepRecord
 from protocols.training import BatchLease, GroupRow, SampleRow, StageRequest, StepReport
 
+_SHORTENED = 0.95
+_JUDGED_FROM = 10  # steps after which a ratio of lengths says something
+
 
 async def run(
     ctx: RunContext,
@@ -146,6 +149,7 @@ async def _close_step(
     metrics = {
         **ctx.window.take(),
         **age_metrics(ages),
+        "length/ratio": _length_ratio(ctx, leases),
         **report.metrics,
         **times,
         "time/publish_s": ctx.publish_s,
@@ -169,6 +173,13 @@ async def _close_step(
     ctx.log.info("step.trained", step=record.step, **metrics)
     for tracker in ctx.ports.trackers:
         await tracker.log(record)
+
+
+def _length_ratio(ctx: RunContext, leases: tuple[Lease, ...]) -> float:
+    ratio = ctx.window.length_ratio(lease.finished_receipt for lease in leases)
+    if ratio < _SHORTENED and len(ctx.steps) >= _JUDGED_FROM:
+        ctx.log.warning("data.shortened", ratio=ratio, why=f"staleness = '{ctx.cfg.staleness}' gives up long groups")
+    return ratio
 
 
 async def _remember(ctx: RunContext, record: StepRecord) -> None:

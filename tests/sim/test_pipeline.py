@@ -323,8 +323,7 @@ async def test_a_failed_reward_masks_its_sample_and_keeps_the_group() -> None:
 
 async def test_empty_completions_are_never_graded() -> None:
     """Issue A: empty completions weigh nothing and are counted."""
-    scripted = scripted_workloads(100)
-    scripted.executor._tokens = 0
+    scripted = scripted_workloads(100, tokens=0)
     with pytest.raises(BudgetExhausted, match="too_few_rewards"):
         await run_scripted(run_config(batch_groups=4), scripted)
     assert scripted.grader.requests == []

@@ -43,7 +43,7 @@ class ScriptedExecutor:
         inference: Whose versions stamp each token; None: version 0.
         duration_s: Seconds for the group of a lease; ``math.inf`` hangs until it is aborted or cancelled.
         failure: What ``generate`` raises for a lease when its time is over; None: nothing.
-        tokens: Length of every completion; 0 makes empty ones.
+        tokens: Length of every completion, or of those of a lease; 0 makes empty ones.
 
     Attributes:
         leases: Every lease that was taken on, in the order of the calls, attempts included.
@@ -57,13 +57,13 @@ class ScriptedExecutor:
         *,
         duration_s: Callable[[RolloutLease], float] = one_second,
         failure: Callable[[RolloutLease], ConductorError | None] = never,
-        tokens: int = 4,
+        tokens: int | Callable[[RolloutLease], int] = 4,
     ) -> None:
         self._payloads = payloads
         self._version = _versions_of(inference)
         self._duration_s = duration_s
         self._failure = failure
-        self._tokens = tokens
+        self._tokens = tokens if callable(tokens) else lambda _: tokens
         self._work = Stoppable[GroupReceipt]()
         self.leases: list[RolloutLease] = []
 
@@ -91,16 +91,16 @@ class ScriptedExecutor:
 
     async def _play(self, lease: RolloutLease) -> GroupReceipt:
         self.leases.append(lease)
-        duration_s = self._duration_s(lease)
+        duration_s, tokens = self._duration_s(lease), self._tokens(lease)
         versions: list[WeightVersion] = []
-        for _ in range(self._tokens):
+        for _ in range(tokens):
             versions.append(await self._version())
-            await spend(duration_s / self._tokens)
-        if self._tokens == 0:
+            await spend(duration_s / tokens)
+        if tokens == 0:
             await spend(duration_s)
         if (failure := self._failure(lease)) is not None:
             raise failure
-        payload = group_payload(lease, self._tokens)
+        payload = group_payload(lease, tokens)
         ref = PayloadRef(owner=lease.prefix, key="group")
         if self._payloads is not None:
             await self._payloads.put(ref, payload)

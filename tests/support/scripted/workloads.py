@@ -29,6 +29,7 @@ def scripted_workloads(
     prompts: int | ScriptedPrompts = 100,
     *,
     duration_s: Callable[[RolloutLease], float] = one_second,
+    tokens: int | Callable[[RolloutLease], int] = 4,
     failure: Callable[[RolloutLease], ConductorError | None] = never,
     rewards: Rewards = alternating,
     grade_s: float = 0.0,
@@ -40,6 +41,7 @@ def scripted_workloads(
     Args:
         prompts: How many there are, in one epoch; or a source.
         duration_s: Of a group, for the executor.
+        tokens: Of every completion of a group, for the executor.
         failure: Of a group, for the executor.
         rewards: Of a group, for the grader.
         grade_s: Of a group, for the grader.
@@ -52,7 +54,7 @@ def scripted_workloads(
         payloads=payloads,
         prompts=ScriptedPrompts(prompts) if isinstance(prompts, int) else prompts,
         inference=inference,
-        executor=ScriptedExecutor(payloads, inference, duration_s=duration_s, failure=failure),
+        executor=ScriptedExecutor(payloads, inference, duration_s=duration_s, failure=failure, tokens=tokens),
         grader=ScriptedGrader(rewards, grade_s=grade_s),
         trainer=ScriptedTrainer(payloads, step_s=step_s),
     )

@@ -80,7 +80,7 @@ def test_fields_that_contradict_each_other_are_refused(fields: dict[str, Any], f
     ("fields", "text"),
     [
         ({"steps": 0}, "steps = 0: is too small; give a whole number of at least 1"),
-        ({"max_age": -1}, "max_age = -1: is too small; give a whole number of at least 0"),
+        ({"max_age": -1}, "max_age = -1: is too small; give a number of at least 0"),
         ({"slots": 0}, "slots = 0: is too small; give a whole number of at least 1"),
         (
             {"sampling": Sampling(max_tokens=0)},

@@ -8,6 +8,8 @@ from conductor.core.admission import Admission
 from conductor.core.tally import Tally
 from protocols.messages import LeaseId
 
+NONE: list[int] = []
+
 
 def admission(*, slots: int, batch: int, max_age: int, version: int = 0, target: int = 10**9) -> Admission:
     return Admission(slots=slots, batch=batch, max_age=max_age, version=version, target=target)
@@ -49,13 +51,23 @@ def test_a_filtered_group_that_is_not_replaced_counts_until_its_batch_is_claimed
     """I64: the step is one group short; the version after it is granted a batch, and no group more."""
     law, tally = admission(slots=64, batch=4, max_age=0), Tally()
     tally.filter(LeaseId("L0"), 2, "r", replaced=True)
-    assert (law.wanted(tally), law.grants(tally, accepted=0, running=3)) == (4, 1)
+    assert (law.wanted(tally, NONE), law.grants(tally, accepted=0, running=3)) == (4, 1)
     tally.filter(LeaseId("L1"), 2, "r", replaced=False)
-    assert (law.wanted(tally), law.grants(tally, accepted=0, running=3)) == (3, 0)
-    tally.claim(3)
-    assert (law.wanted(tally), law.grants(tally, accepted=3, running=0)) == (4, 0)
+    assert (law.wanted(tally, NONE), law.grants(tally, accepted=0, running=3)) == (3, 0)
+    tally.claim(3, missing=1)
+    assert (law.wanted(tally, NONE), law.grants(tally, accepted=3, running=0)) == (4, 0)
     law.version = 1
     assert law.grants(tally, accepted=3, running=0) == 4
+
+
+def test_what_is_filtered_for_good_beyond_a_batch_makes_the_next_one_short() -> None:
+    """Else the window would grow by it, and with it the age of what is trained."""
+    law, tally = admission(slots=64, batch=4, max_age=1), Tally()
+    for number in (1, 2, 5, 6, 7):
+        tally.filter(LeaseId(f"L{number}"), 2, "r", replaced=False)
+    assert (law.wanted(tally, [0, 3, 4]), law.grants(tally, accepted=3, running=0)) == (2, 0)
+    tally.claim(2, missing=2)
+    assert (law.wanted(tally, [4]), law.grants(tally, accepted=3, running=0)) == (1, 0)
 
 
 def test_a_batch_whose_step_did_not_happen_is_granted_again() -> None:

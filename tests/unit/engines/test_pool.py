@@ -8,7 +8,15 @@ import pytest
 
 from backends.engines.pool import EnginePool
 from protocols.errors import ConductorError, EngineStale, InvariantError, Stalled, Transient, WorkerLost
-from protocols.inference import GenerateRequest, Generation, SampleRequest, Sampling, WeightsManifest
+from protocols.inference import (
+    GenerateRequest,
+    Generation,
+    PublishMode,
+    SampleRequest,
+    Sampling,
+    Segment,
+    WeightsManifest,
+)
 from protocols.messages import PayloadRef, WeightVersion, WorkerId
 from tests.support.scripted.engine import ScriptedEngine
 
@@ -68,9 +76,11 @@ class FaultyEngine(ScriptedEngine):
 class Pool:
     """A pool over faulty engines, and the engines."""
 
-    def __init__(self, *names: WorkerId, token_s: float = 0.01, load_s: float = 0.0) -> None:
+    def __init__(
+        self, *names: WorkerId, token_s: float = 0.01, load_s: float = 0.0, mode: PublishMode = "inflight"
+    ) -> None:
         self.engines = {name: FaultyEngine(token_s=token_s, load_s=load_s) for name in names}
-        self.port = EnginePool(self.engines, answer_s=2.0)
+        self.port = EnginePool(self.engines, mode=mode, answer_s=2.0)
 
 
 def weights(version: int) -> WeightsManifest:
@@ -132,6 +142,59 @@ async def test_members_load_at_the_same_time() -> None:
     started = anyio.current_time()
     await pool.port.publish(weights(1))
     assert anyio.current_time() - started == pytest.approx(5.0)
+
+
+async def _segments_over_a_publish(mode: PublishMode) -> tuple[tuple[Segment, ...], float]:
+    """Publish when 4 of 10 tokens, each of a second, are made; returns who made them, and when all was over."""
+    pool = Pool(A, token_s=1.0, load_s=3.0, mode=mode)
+    await pool.port.publish(weights(0))
+    began = anyio.current_time()
+    found: list[Generation] = []
+
+    async def generate() -> None:
+        found.append(await pool.port.generate(asks("a/")))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generate)
+        await anyio.sleep(4.5)
+        await pool.port.publish(weights(1))
+        await pool.port.generate(asks("b/", max_tokens=1))
+    return found[0].completions[0].segments, anyio.current_time() - began
+
+
+def _segment(version: int, count: int) -> Segment:
+    return Segment(version=WeightVersion(version), count=count)
+
+
+async def test_running_requests_go_on_while_weights_are_loaded() -> None:
+    """Three seconds of loading, in which three more tokens are made by the old weights."""
+    segments, _ = await _segments_over_a_publish("inflight")
+    assert segments == (_segment(0, 8), _segment(1, 2))
+
+
+async def test_interrupted_requests_stand_still_and_keep_their_tokens() -> None:
+    segments, seconds = await _segments_over_a_publish("interrupt")
+    assert segments == (_segment(0, 5), _segment(1, 5))
+    assert seconds == pytest.approx(13)
+
+
+async def test_drained_requests_finish_under_the_weights_they_began_with() -> None:
+    """And those that come meanwhile wait for the new ones."""
+    segments, seconds = await _segments_over_a_publish("drain")
+    assert segments == (_segment(0, 10),)
+    assert seconds == pytest.approx(14)
+
+
+@pytest.mark.parametrize("fault", ["load_weights", "pause"])
+async def test_an_interrupting_publish_that_fails_leaves_no_engine_standing_still(fault: str) -> None:
+    """I22."""
+    pool = Pool(A, B, mode="interrupt")
+    await pool.port.publish(weights(0))
+    pool.engines[A].faults[fault] = Transient("broken pipe")
+    receipt = await pool.port.publish(weights(1))
+    assert B in receipt.confirmed
+    assert not (await pool.engines[A].status()).paused
+    assert not (await pool.engines[B].status()).paused
 
 
 async def test_a_failed_load_leaves_no_engine_standing_still() -> None:
