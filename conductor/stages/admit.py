@@ -5,6 +5,11 @@ grant a group, and at the end of an epoch for its last batch. Ends when the run 
 prompts are exhausted, and nothing that runs can come back.
 """
 
+from collections import deque
+from collections.abc import Sequence
+from itertools import takewhile
+
+import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
 from conductor.context import RunContext
@@ -12,61 +17,113 @@ from conductor.core.lease import Lease, State
 from conductor.core.leases import open_groups
 from protocols.errors import BudgetExhausted, DataFault
 from protocols.ledger import Admitted, Dropped, LedgerEvent, Readmitted
-from protocols.messages import LeaseId
+from protocols.messages import LeaseId, lease_number
 from protocols.prompts import Prompt
 
 _BAD_PROMPTS_IN_A_ROW = 100
+_WAVE_S = 0.02  # for so long prompts are drawn that start together: they share the record and the engines' steps
 
 
 async def run(ctx: RunContext, admitted: MemoryObjectSendStream[LeaseId]) -> None:
     """Lend out prompts until the run needs no more."""
-    held: Prompt | None = None
-    exhausted = False
+    supply = _Supply()
     while True:
         if ctx.readmitted:
             await admitted.send(ctx.readmitted.popleft())
-        elif not ctx.table.running and (_used_up(ctx, exhausted=exhausted) or _trained_enough(ctx)):
+        elif not ctx.table.running and (_used_up(ctx, supply) or _trained_enough(ctx)):
             await _drop_surplus(ctx)
             return
-        elif not exhausted and _may_admit(ctx):
-            reopened = ctx.table.reopened
-            prompt = reopened.prompt if reopened else held or await _draw(ctx)
-            held = None
-            if prompt is None:
-                exhausted = True
+        elif not supply.empty and (granted := _granted(ctx)) > 0:
+            leases = await _admit_some(ctx, supply, granted)
+            if supply.empty:
                 ctx.gate.exhaust()
-            elif ctx.gate.offer(prompt.epoch, ctx.table.tally):
-                await admitted.send(await (_readmit(ctx, reopened) if reopened else _admit(ctx, prompt)))
-            elif reopened is None:
-                held = prompt
+            for lease_id in leases:
+                await admitted.send(lease_id)
             ctx.changed.ring()
         else:
             await ctx.changed.wait()
 
 
-def _used_up(ctx: RunContext, *, exhausted: bool) -> bool:
+class _Supply:
+    """Prompts that were drawn and are not admitted yet, and whether more will come."""
+
+    def __init__(self) -> None:
+        self._drawn: deque[Prompt] = deque()
+        self._exhausted = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether there are no prompts any more."""
+        return self._exhausted and not self._drawn
+
+    async def wave(self, ctx: RunContext, most: int) -> tuple[Prompt, ...]:
+        """Return the prompts that may be admitted together, without taking them away.
+
+        They are ``most`` at the most, of one epoch unless epochs are carried over, and those that come at once:
+        a slow source does not hold up the first.
+        """
+        until = anyio.current_time() + _WAVE_S
+        while len(self._together(ctx)) == len(self._drawn) < most and not self._exhausted:
+            prompt = await _draw(ctx)
+            if prompt is None:
+                self._exhausted = True
+            else:
+                self._drawn.append(prompt)
+            if anyio.current_time() > until:
+                break
+        return self._together(ctx)[:most]
+
+    def take(self, prompts: int) -> None:
+        """Take away the first ``prompts``: they are being admitted."""
+        for _ in range(prompts):
+            self._drawn.popleft()
+
+    def _together(self, ctx: RunContext) -> tuple[Prompt, ...]:
+        if ctx.gate.remainder == "carry":
+            return tuple(self._drawn)
+        return tuple(takewhile(lambda prompt: prompt.epoch == self._drawn[0].epoch, self._drawn))
+
+
+async def _admit_some(ctx: RunContext, supply: _Supply, granted: int) -> list[LeaseId]:
+    """Admit a reopened group, or a wave of prompts in one record; returns their leases, none at the end of an epoch."""
+    reopened = ctx.table.reopened
+    if reopened is not None:
+        offered = ctx.gate.offer(reopened.prompt.epoch, ctx.table.tally)
+        return [await _readmit(ctx, reopened)] if offered else []
+    wave = await supply.wave(ctx, granted)
+    if not wave or not ctx.gate.offer(wave[0].epoch, ctx.table.tally):
+        return []
+    supply.take(len(wave))
+    return await _admit(ctx, wave)
+
+
+def _used_up(ctx: RunContext, supply: _Supply) -> bool:
     """Return whether there are no more prompts, and no group that could be begun anew for its age."""
-    return exhausted and not ctx.table.count(State.GRADED)
+    return supply.empty and not ctx.table.count(State.GRADED)
 
 
 def _trained_enough(ctx: RunContext) -> bool:
     return not ctx.admission.wants_more(ctx.table.tally)
 
 
-def _may_admit(ctx: RunContext) -> bool:
+def _granted(ctx: RunContext) -> int:
+    """Return how many groups may be admitted now."""
     if ctx.gate.ended:
-        return False  # the next epoch begins when the last batch of this one is claimed
+        return 0  # the next epoch begins when the last batch of this one is claimed
     table = ctx.table
     granted = ctx.admission.grants(table.tally, accepted=table.accepted, running=table.running)
     if granted <= 0:
-        return False
-    return ctx.sampler.admit(granted, open_groups(table, ctx.publication.serving), version=ctx.trained) > 0
+        return 0
+    return ctx.sampler.admit(granted, open_groups(table, ctx.publication.serving), version=ctx.trained)
 
 
-async def _admit(ctx: RunContext, prompt: Prompt) -> LeaseId:
-    lease_id = ctx.table.next_lease_id()
-    await ctx.record(Admitted(lease_id=lease_id, prompt=prompt, group_size=ctx.cfg.group_size))
-    return lease_id
+async def _admit(ctx: RunContext, prompts: Sequence[Prompt]) -> list[LeaseId]:
+    first = lease_number(ctx.table.next_lease_id())
+    leases = [LeaseId(f"L{number}") for number in range(first, first + len(prompts))]
+    size = ctx.cfg.group_size
+    pairs = zip(leases, prompts, strict=True)
+    await ctx.record(*(Admitted(lease_id=lease_id, prompt=prompt, group_size=size) for lease_id, prompt in pairs))
+    return leases
 
 
 async def _readmit(ctx: RunContext, lease: Lease) -> LeaseId:
