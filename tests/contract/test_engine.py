@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from backends.engines import torch as torch_engine
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.errors import Aborted, ConductorError, EngineStale, PromptTooLong
 from protocols.inference import (
@@ -21,7 +22,6 @@ from protocols.inference import (
 from protocols.messages import PayloadRef, WeightVersion
 from tests.support.batches import site
 from tests.support.scripted.engine import ScriptedEngine
-from tests.support.scripted.payloads import ScriptedPayloads
 from tests.support.wired import wired
 
 CONTEXT = 64

@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from backends.ledgers import memory
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.grading import Grade, GradeFault
 from protocols.ledger import Admitted, Claimed, Committed, Dropped, Generating, Graded, LedgerEvent, LedgerPort
@@ -15,7 +16,6 @@ from protocols.prompts import ChatMessage, ChatPrompt, Prompt
 from protocols.rollouts import GroupReceipt
 from protocols.sections import Site
 from protocols.wire import over_codec
-from tests.support.scripted.payloads import ScriptedPayloads
 
 OpenLedger = Callable[[], AbstractAsyncContextManager[LedgerPort]]
 
