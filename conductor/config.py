@@ -87,6 +87,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
         group_size: Samples of one group.
         max_age: Weight versions that a group may be old when it is trained; 0 is synchronous.
         slots: Groups in flight at once; None: as many as ``max_age`` lets be useful.
+        engines: How many engines are launched, all equal.
         remainder: Prompts left over at the end of an epoch that do not fill a batch: ``train`` them as a
             short batch, ``drop`` them, or ``carry`` them over into the next epoch.
         algorithm: How rewards become advantages.
@@ -114,6 +115,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
     group_size: PositiveInt
     max_age: Annotated[int, Meta(ge=0)] = 0
     slots: PositiveInt | None = None
+    engines: PositiveInt = 1
     remainder: Literal["train", "drop", "carry"] = "train"
     algorithm: Algorithm = "grpo"
     attempts: PositiveInt = 3
