@@ -68,9 +68,6 @@ def seal(written: Path, *, run_id: str, version: WeightVersion, admitted: int) -
     _sync_folder(written)
     written.chmod(0o755)
     target = written.parent / f"step-{version}"
-    if (target / MARKER).exists():  # a save that was given up went on in its thread and was first
-        shutil.rmtree(written)
-        return target
     written.rename(target)
     _sync_folder(written.parent)
     return target

@@ -117,7 +117,9 @@ def inspect(record: Record) -> Inspection:
         balanced=groups.balanced and table.accounts.balanced and samples.balanced,
         groups=groups,
         samples=samples,
-        checkpoints=tuple(version for version in table.settlements.cuts if version != origin.version),
+        checkpoints=tuple(
+            version for version, cut in table.settlements.cuts.items() if cut.complete and version != origin.version
+        ),
     )
 
 
@@ -166,4 +168,5 @@ _TOLD = ("attempt", "reason", "dispatch_id", "version")
 def _sample(sample: SampleReceipt, grade: Grade | GradeFault) -> dict[str, Any]:
     outcome = {"reward": grade.reward, "parts": grade.parts} if isinstance(grade, Grade) else {"fault": grade.kind}
     versions = [[segment.version, segment.count] for segment in sample.segments]
-    return {**outcome, "tokens": sample.tokens, "versions": versions, "finish": sample.finish, "text": sample.preview}
+    made = {"tokens": sample.tokens, "versions": versions, "engine": sample.engine, "finish": sample.finish}
+    return {**outcome, **made, "text": sample.preview}

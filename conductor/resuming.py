@@ -8,14 +8,12 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-import anyio.to_thread
-
 from conductor import checkpoints
 from conductor.checkpoints import Marker
 from conductor.context import RunContext
 from conductor.core.leases import LeaseTable
+from conductor.disk import on_disk
 from conductor.jobfile import find_changes, job_values, write_job
-from protocols.aio import deadline
 from protocols.errors import ConfigError, CorruptLedger, InvariantError, Problem, UserError
 from protocols.ledger import LedgerEvent, Resumed, RunStarted, Stepped
 from protocols.messages import WeightVersion
@@ -42,7 +40,7 @@ async def restore(ctx: RunContext) -> bool:
     ctx.observer.phase("resuming")
     ctx.origin = _origin(events)
     await _refuse_changes(ctx, ctx.origin)
-    ctx.table = await anyio.to_thread.run_sync(rebuild, events)
+    ctx.table = await on_disk("rebuilding the table", ctx.cfg.deadlines.start, lambda: rebuild(events))
     ctx.recorded = len(events)
     await _load(ctx, ctx.origin)
     _remember_steps(ctx, events)
@@ -121,7 +119,7 @@ async def _refuse_checkpoints_without_record(ctx: RunContext) -> None:
     if ctx.cfg.run_dir is None:
         return
     folder = checkpoints.folder_of(ctx.cfg.run_dir)
-    if await anyio.to_thread.run_sync(checkpoints.complete, folder):
+    if await on_disk("looking for checkpoints", ctx.cfg.deadlines.record, lambda: checkpoints.complete(folder)):
         raise UserError(f"{folder} holds checkpoints, and the ledger no record of their run; begin in another folder")
 
 
@@ -138,7 +136,8 @@ async def _load(ctx: RunContext, origin: RunStarted) -> None:
         version = ctx.saved = marker.version
         ctx.checkpoint = str(path)
     elif version not in ctx.table.settlements.cuts:
-        there = ", ".join(f"step-{known}" for known in ctx.table.settlements.cuts) or "it wrote none"
+        complete = [version for version, cut in ctx.table.settlements.cuts.items() if cut.complete]
+        there = ", ".join(f"step-{known}" for known in complete) or "it wrote none"
         raise UserError(f"the run in {ctx.cfg.run_dir} cannot go on without its checkpoints: {there}")
     ctx.trained = ctx.closed = version
     position = ctx.table.position
@@ -153,16 +152,15 @@ async def _find_checkpoint(ctx: RunContext) -> tuple[Path, Marker] | None:
     if ctx.cfg.run_dir is None:
         return None
     known, folder = tuple(ctx.table.settlements.cuts), checkpoints.folder_of(ctx.cfg.run_dir)
-    box: list[tuple[Path, Marker] | None] = []
+    seconds = ctx.cfg.deadlines.checkpoint
     try:
-        with deadline("reading the checkpoint", ctx.cfg.deadlines.checkpoint):
-            unknown = await anyio.to_thread.run_sync(_tidy, folder, known, abandon_on_cancel=True)
-            box.append(await anyio.to_thread.run_sync(_newest, folder, abandon_on_cancel=True))
+        unknown = await on_disk("tidying the checkpoints", seconds, lambda: _tidy(folder, known))
+        newest = await on_disk("reading the checkpoint", seconds, lambda: _newest(folder))
     except OSError as exc:
         raise UserError(f"the checkpoints in {folder} cannot be read: {exc}") from exc
     if unknown:
         ctx.log.error("checkpoints.set_aside", paths=unknown, why="the record ends before them")
-    return box[0]
+    return newest
 
 
 def _tidy(folder: Path, known: Sequence[WeightVersion]) -> list[str]:
@@ -181,9 +179,9 @@ def _newest(folder: Path) -> tuple[Path, Marker] | None:
 def _check(path: Path, marker: Marker, ctx: RunContext) -> None:
     if marker.run_id != ctx.run_id:
         raise UserError(f"{path} belongs to run {marker.run_id}, the record in the same folder to {ctx.run_id}")
-    if marker.admitted > ctx.table.accounts.admitted:
-        admitted = ctx.table.accounts.admitted
-        raise CorruptLedger(f"{path} was written after {marker.admitted} groups, the record knows {admitted}")
+    admitted = ctx.table.settlements.cuts[marker.version].admitted
+    if marker.admitted != admitted:
+        raise CorruptLedger(f"{path} was written after {marker.admitted} groups, and by the record after {admitted}")
 
 
 def _remember_steps(ctx: RunContext, events: Sequence[LedgerEvent]) -> None:
@@ -207,6 +205,7 @@ async def _keep_job(ctx: RunContext) -> None:
     if ctx.cfg.run_dir is None:
         return
     try:
-        await anyio.to_thread.run_sync(write_job, ctx.cfg, Path(ctx.cfg.run_dir))
+        folder = Path(ctx.cfg.run_dir)
+        await on_disk("keeping the job", ctx.cfg.deadlines.record, lambda: write_job(ctx.cfg, folder))
     except OSError as exc:
         raise UserError(f"run_dir = {ctx.cfg.run_dir!r} cannot be written to: {exc}; name another folder") from exc

@@ -24,7 +24,6 @@ from conductor.resuming import begin, restore
 from conductor.settling import settle_run
 from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
-from protocols.aio import bounded_shield
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Stalled
 from protocols.messages import DispatchId, LeaseId, WeightVersion
@@ -173,12 +172,12 @@ async def _save_when_stopped(ctx: RunContext, error: BaseException) -> None:
     """Keep what a run has trained that somebody stopped, where its last step is closed and its record whole."""
     if ctx.closed != ctx.trained or ctx.table.open_dispatches() or ctx.record_failed or not ctx.steps:
         return
-    with bounded_shield(ctx.cfg.deadlines.checkpoint):
-        try:
-            await save_checkpoint(ctx)
-        except Exception as exc:
-            ctx.log.exception("checkpoint.failed")
-            error.add_note(f"the checkpoint then failed with {type(exc).__name__}: {exc}")
+    ctx.observer.phase("saving")
+    try:
+        await save_checkpoint(ctx)
+    except Exception as exc:
+        ctx.log.exception("checkpoint.failed")
+        error.add_note(f"the checkpoint then failed with {type(exc).__name__}: {exc}")
 
 
 def _check_books(ctx: RunContext) -> None:

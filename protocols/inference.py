@@ -82,9 +82,15 @@ class Completion(Message, frozen=True, kw_only=True):
 
 
 class Generation(Message, frozen=True, kw_only=True):
-    """The answer to a ``GenerateRequest``: one completion a sample, in the order asked."""
+    """The answer to a ``GenerateRequest``.
+
+    Attributes:
+        completions: One a sample, in the order asked.
+        engine: Who made them, where there are many.
+    """
 
     completions: tuple[Completion, ...]
+    engine: str = ""
 
 
 class WeightsManifest(Message, frozen=True, kw_only=True):

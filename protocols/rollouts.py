@@ -72,12 +72,14 @@ class SampleReceipt(Message, frozen=True, kw_only=True):
         segments: Which weights made which tokens, in order.
         finish: Why it ended.
         preview: Start of the text, for people.
+        engine: Which engine made it, where that is known.
     """
 
     tokens: int
     segments: tuple[Segment, ...]
     finish: Literal["stop", "length"]
     preview: str
+    engine: str = ""
 
 
 class GroupReceipt(Message, frozen=True, kw_only=True):

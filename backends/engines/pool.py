@@ -7,6 +7,7 @@ from functools import partial
 from typing import Literal
 
 import anyio
+import msgspec
 import structlog
 from anyio.lowlevel import checkpoint
 
@@ -133,7 +134,7 @@ class EnginePool:
         member = self._least_loaded()
         member.samples += len(request.samples)
         try:
-            return await member.engine.generate(request)
+            generation = await member.engine.generate(request)
         except WorkerLost as exc:
             member.lose()
             raise WorkerLost(worker=member.name, cause=exc.cause) from exc
@@ -142,6 +143,7 @@ class EnginePool:
             raise EngineStale(engine=member.name) from exc
         finally:
             member.samples -= len(request.samples)
+        return msgspec.structs.replace(generation, engine=member.name)
 
     async def abort(self, prefix: str) -> AbortReport:
         """Abort on all engines at once, then ask each what still lives.

@@ -16,6 +16,7 @@ from protocols.inference import (
     AbortReport,
     Completion,
     GenerateRequest,
+    Generation,
     InferenceControllerPort,
     SampleRequest,
 )
@@ -72,7 +73,7 @@ class SingleTurn:
         )
         ref = PayloadRef(owner=lease.prefix, key="group")
         await self._payloads.put(ref, payload)
-        return _receipt(lease, ref, payload, generation.completions)
+        return _receipt(lease, ref, payload, generation)
 
     def _request(self, lease: RolloutLease) -> GenerateRequest:
         stop_texts = tuple(self._stop_id(text) for text in lease.sampling.stop)
@@ -131,9 +132,7 @@ class SingleTurn:
         return report
 
 
-def _receipt(
-    lease: RolloutLease, ref: PayloadRef, payload: GroupPayload, completions: tuple[Completion, ...]
-) -> GroupReceipt:
+def _receipt(lease: RolloutLease, ref: PayloadRef, payload: GroupPayload, generation: Generation) -> GroupReceipt:
     return GroupReceipt(
         lease_id=lease.lease_id,
         attempt=lease.attempt,
@@ -141,9 +140,13 @@ def _receipt(
         payload=ref,
         samples=tuple(
             SampleReceipt(
-                tokens=len(one.token_ids), segments=one.segments, finish=one.finish, preview=preview(sample.text)
+                tokens=len(one.token_ids),
+                segments=one.segments,
+                finish=one.finish,
+                preview=preview(sample.text),
+                engine=generation.engine,
             )
-            for one, sample in zip(completions, payload.samples, strict=True)
+            for one, sample in zip(generation.completions, payload.samples, strict=True)
         ),
     )
 

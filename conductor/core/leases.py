@@ -17,7 +17,6 @@ from protocols.ledger import (
     AbortConfirmed,
     Aborting,
     Admitted,
-    CheckpointBegan,
     Checkpointed,
     Claimed,
     Committed,
@@ -34,7 +33,7 @@ from protocols.ledger import (
     Stepped,
     Unclaimed,
 )
-from protocols.messages import DispatchId, LeaseId
+from protocols.messages import DispatchId, LeaseId, WeightVersion
 from protocols.rollouts import GroupReceipt
 
 
@@ -45,7 +44,7 @@ class LeaseTable:
         tally: What the run has come to.
         position: Of the prompt after the last one admitted; None: none was.
         dispatched: Batches claimed so far, those of abandoned lives included: an id is never used again.
-        settlements: What is settled, and the checkpoints that a resume may go back to.
+        settlements: What is settled, and the steps that a resume may go back to.
     """
 
     def __init__(self) -> None:
@@ -72,8 +71,7 @@ class LeaseTable:
             Readmitted: self._readmit,
             Dropped: self._drop,
             EpochClosed: lambda _: self.tally.close_epoch(),
-            Stepped: lambda _: None,
-            CheckpointBegan: self._begin_checkpoint,
+            Stepped: self._close_step,
             Checkpointed: lambda event: self.settlements.complete(event.version, event.kept),
             Resumed: self._resume,
             Compacted: self._expand,
@@ -191,7 +189,7 @@ class LeaseTable:
         if self._admitted:
             raise InvariantError("the record of a run begins a second time")
         if event.resumable:
-            self.settlements.begin(event.version, self.tally)
+            self.settlements.begin(event.version, self.tally, admitted=self._admitted)
 
     def _admit(self, event: Admitted) -> None:
         if event.lease_id != self.next_lease_id():
@@ -274,10 +272,10 @@ class LeaseTable:
             lease.first_attempt = event.attempt
             self.tally.epoch = lease.prompt.epoch
 
-    def _begin_checkpoint(self, event: CheckpointBegan) -> None:
+    def _close_step(self, event: Stepped) -> None:
         if self._dispatches:
-            raise InvariantError(f"a checkpoint began while {', '.join(self._dispatches)} was lent")
-        self.settlements.begin(event.version, self.tally)
+            raise InvariantError(f"step {event.record.step} was closed while {', '.join(self._dispatches)} was lent")
+        self.settlements.step(WeightVersion(event.record.step), self.tally, admitted=self._admitted)
 
     def _resume(self, event: Resumed) -> None:
         self.tally, taken_back = self.settlements.take_back(event.version)

@@ -1,4 +1,4 @@
-"""Checkpoint: the trainer's state in a folder, and in the record what a resume goes back to.
+"""Checkpoint: the trainer's state in a folder. What a resume goes back to is in the record since the step was closed.
 
 Whoever saves has the trainer to itself and no batch is lent; groups are generated and graded meanwhile.
 """
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
-import anyio.to_thread
 
 from conductor import checkpoints
 from conductor.context import RunContext
-from protocols.aio import deadline
-from protocols.errors import InvariantError, PortFailed
-from protocols.ledger import CheckpointBegan, Checkpointed
+from conductor.disk import on_disk
+from protocols.aio import bounded_shield
+from protocols.errors import DeadlineExceeded, InvariantError, PortFailed
+from protocols.ledger import Checkpointed
 from protocols.messages import WeightVersion
 from protocols.training import CheckpointRequest
 
@@ -29,13 +29,27 @@ async def save_if_due(ctx: RunContext) -> None:
 
 
 async def save_checkpoint(ctx: RunContext) -> None:
-    """Write a checkpoint of the current version, unless there is one or the run writes nothing."""
+    """Write a checkpoint of the current version, unless there is one or the run writes nothing.
+
+    Cancelling: one that has begun is finished first, within ``deadlines.checkpoint``.
+
+    Raises:
+        DeadlineExceeded: It took longer than that.
+        PortFailed: The disk refuses.
+    """
     if ctx.cfg.run_dir is None or ctx.saved == ctx.trained:
         return
+    seconds = ctx.cfg.deadlines.checkpoint
+    with bounded_shield(seconds) as scope:
+        await _save(ctx, checkpoints.folder_of(ctx.cfg.run_dir))
+    if scope.cancelled_caught:
+        raise DeadlineExceeded(what=f"the checkpoint of v{ctx.trained}", deadline_s=seconds)
+
+
+async def _save(ctx: RunContext, folder: Path) -> None:
     began = anyio.current_time()
-    version, admitted = ctx.trained, ctx.table.accounts.admitted
-    folder = checkpoints.folder_of(ctx.cfg.run_dir)
-    await ctx.record(CheckpointBegan(version=version))
+    version = ctx.trained
+    admitted = ctx.table.settlements.cuts[version].admitted
     aside = await _on_disk(ctx, lambda: checkpoints.aside(folder, version))
     written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
     if written != version:
@@ -61,15 +75,7 @@ async def _keep(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
 
 
 async def _on_disk(ctx: RunContext, work: Callable[[], T]) -> T:
-    """Do blocking work in a thread, within the deadline of a checkpoint.
-
-    Raises:
-        PortFailed: The disk refuses.
-    """
-    box: list[T] = []
     try:
-        with deadline("writing a checkpoint", ctx.cfg.deadlines.checkpoint):
-            box.append(await anyio.to_thread.run_sync(work, abandon_on_cancel=True))
+        return await on_disk("writing a checkpoint", ctx.cfg.deadlines.checkpoint, work)
     except OSError as exc:
         raise PortFailed(f"a checkpoint could not be written: {exc}") from exc
-    return box[0]

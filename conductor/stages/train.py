@@ -46,7 +46,7 @@ async def run(
             now = anyio.current_time()
             times = {
                 "time/step_s": now - began,
-                "time/wait_s": waited - began,
+                "time/wait_s": waited - began - ctx.checkpoint_s,
                 "time/train_s": trained - waited,
             }
             began = now
