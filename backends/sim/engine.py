@@ -234,6 +234,7 @@ class SimEngine:
 
     def close(self) -> None:
         """Forget everything: the engine is gone, and so is what it ran."""
+        self._advance()
         self._live.clear()
         self._running.clear()
         self._waiting.clear()

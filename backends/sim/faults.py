@@ -92,6 +92,7 @@ class Faults:
 
     def __init__(self, plan: FaultPlan, observed: Observed) -> None:
         self._armed = [_Armed(index, fault) for index, fault in enumerate(plan.faults) if fault.kind != "preemption"]
+        self._planned = bool(self._armed)
         self._observed = observed
         self._mute: set[str] = set()
         self._twice: dict[tuple[str, str | None], Any] = {}
@@ -99,7 +100,7 @@ class Faults:
 
     def wrap(self, port: type[P], implementation: P) -> P:
         """Return a port whose calls go over this line."""
-        if not self._armed and self._observed.trace is None:
+        if not self._planned and self._observed.trace is None:
             return implementation
         name = port.__name__.removesuffix("Port")
 
@@ -119,7 +120,7 @@ class Faults:
         """
         if self._observed.trace is not None:
             return await self._traced(method, worker, args, carry)
-        if not (self._armed or self._twice or self._held or self._mute):
+        if not self._planned:
             return await carry()
         return await self._call(method, worker, carry)
 

@@ -22,6 +22,7 @@ from conductor.simulation.life import BACKEND, in_simulation, live
 from conductor.simulation.report import Row, row, steps_to_simulate
 from conductor.simulation.search import IMPOSSIBLE, STAGES, Findings, run_schedule, search
 from conductor.simulation.shapes import draw
+from conductor.validation import find_problems
 from protocols.adapters import resolve
 from protocols.errors import ConfigError, InvariantError, Problem
 from protocols.faults import KINDS, FaultPlan, parse_plan
@@ -63,7 +64,10 @@ class Request(Message, frozen=True, kw_only=True):
         cfg = load_config(self.job, overrides=[*self.overrides, *more], given=given)
         own = cfg.backend.options if cfg.backend.kind == BACKEND else {}
         slots = {"slots": cfg.engine.options["slots"]} if "slots" in cfg.engine.options else {}
-        return in_simulation(cfg, {**slots, **own, **self.world})
+        simulated = in_simulation(cfg, {**slots, **own, **self.world})
+        if problems := find_problems(simulated, given=given):
+            raise ConfigError(problems)
+        return simulated
 
     @property
     def plan(self) -> FaultPlan | None:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Sequence
 
 from conductor.config import RunConfig
-from conductor.simulation import bounds
 from conductor.simulation.laws import ages
 from conductor.simulation.life import Life
 from protocols.ledger import Admitted, Committed
@@ -70,8 +69,7 @@ class Window(Message, frozen=True, kw_only=True):
     @property
     def ideal_s(self) -> float:
         """The least seconds of a step."""
-        total = bounds.ideal(self.work_s, slots=self.slots, train_s=0.0, publish_s=0.0) / self.steps
-        return max(total + self.publish_s, self.train_s)
+        return max(self.generation_s, self.train_s)
 
     @property
     def generation_s(self) -> float:
