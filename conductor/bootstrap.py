@@ -103,7 +103,7 @@ class _Opener:
 
     async def pool(self) -> InferenceControllerPort:
         """Launch the engines and return their controller."""
-        members = await self._launch("rollout", "engine", self._cfg.engine)
+        members = await self._launch("rollout", "engine", self._cfg.engine, count=self._cfg.engines)
         engines = {member: client(EnginePort, self._caller(member)) for member in members}
         pool: Callable[..., InferenceControllerPort] = load_object(_POOL, "")
         return pool(engines, mode=self._cfg.publish)
@@ -115,10 +115,12 @@ class _Opener:
         host = Host(site=self._site, payloads=self._backend.payloads)
         return await self._stack.enter_async_context(found.open(msgspec.convert(named.options, found.Config), host))
 
-    async def _launch(self, role: str, section: str, adapter: Section | None) -> tuple[WorkerId, ...]:
+    async def _launch(
+        self, role: str, section: str, adapter: Section | None, *, count: int = 1
+    ) -> tuple[WorkerId, ...]:
         group = await self._stack.enter_async_context(
             open_group(
-                member_specs(role, section, _required(section, adapter), self._site),
+                member_specs(role, section, _required(section, adapter), self._site, count=count),
                 bounded_backend(self._backend, self._cfg.deadlines),
                 resources=Resources(),
                 stop_s=self._cfg.deadlines.abort,

@@ -96,6 +96,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
         publish: How running groups meet new weights: ``inflight`` (between two tokens), ``interrupt`` (engines stand
             still meanwhile) or ``drain`` (they finish first).
         slots: Groups in flight at once; None: as many as ``max_age`` lets be useful.
+        engines: How many engines are launched, all equal.
         remainder: Prompts left over at the end of an epoch that do not fill a batch: ``train`` them as a
             short batch, ``drop`` them, or ``carry`` them over into the next epoch.
         attempts: Times that one group may be generated, for transient failures.
@@ -125,6 +126,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
     oversample: Annotated[float, Meta(ge=1)] = 1.0
     publish: PublishMode = "inflight"
     slots: PositiveInt | None = None
+    engines: PositiveInt = 1
     remainder: Literal["train", "drop", "carry"] = "train"
     attempts: PositiveInt = 3
     max_dropped: Annotated[float, Meta(ge=0, le=1)] = 0.5

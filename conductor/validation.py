@@ -59,6 +59,7 @@ def find_problems_between(
     if not resume:
         problems += _used(fields)
     site = _site(fields, resume=resume)
+    given = {*given, *_brought(fields, site)}
     for name in SECTIONS:
         if name in fields and name not in given:
             section = fields[name]
@@ -219,6 +220,17 @@ _RULES: tuple[Callable[..., Iterable[Problem]], ...] = (
     _folder,
 )
 """What must hold between fields. A rule's parameters name the fields it reads: it is asked only if all are right."""
+
+
+def _brought(fields: Mapping[str, Any], site: Site) -> frozenset[str]:
+    """Return the sections that the backend has workloads of its own for."""
+    if "backend" not in fields:
+        return frozenset()
+    try:
+        adapter = resolve("backend", fields["backend"].kind, site.job_dir)
+    except UnknownAdapter:
+        return frozenset()
+    return getattr(adapter, "BRINGS", frozenset[str]())
 
 
 def _needs_model(fields: Mapping[str, Any], given: Collection[str]) -> bool:

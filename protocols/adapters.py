@@ -8,6 +8,9 @@ An adapter is a module (or an object, ``module:name``) with three names:
     What is wrong, found without starting anything.
 ``open(cfg, host)``
     An async context manager that gives the port. A backend's takes ``(cfg, site)``.
+``BRINGS``
+    Optional, a backend's: sections of the job that it has workloads of its own for, so that their adapters are
+    neither checked nor opened.
 
 An adapter's module imports without its heavy parts (torch): only ``open`` needs them.
 """

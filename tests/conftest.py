@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from hypothesis import Phase, settings
 
-from tests.support.virtual_time import VirtualTimeLoop
+from backends.sim.virtual_time import VirtualTimeLoop
 
 # No deadline: a machine that is busy with other work must not decide. No database: failures are not kept
 # between runs, so that a run depends on the tree alone.

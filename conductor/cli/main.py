@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import click
 
@@ -86,6 +87,58 @@ def validate(job: str, overrides: tuple[str, ...]) -> None:
     """List everything that is wrong with a JOB, without starting anything."""
     cfg = _loaded(partial(load_config, job, overrides=overrides), to_stderr=False)
     click.echo(f"ok\n{summary(cfg)}")
+
+
+@main.command()
+@_JOB
+@_SET
+@click.option("--engines", type=click.IntRange(min=1), help="How many engines. As in the job unless given.")
+@click.option("--slots", type=click.IntRange(min=1), help="Samples that one engine runs at once.")
+@click.option("--tail", metavar="DISTRIBUTION", help="Seconds of one sample that runs alone: lognormal:1.0.")
+@click.option("--train", metavar="DISTRIBUTION", help="Seconds of a train step: 1.0.")
+@click.option("--publish", metavar="DISTRIBUTION", help="Seconds that an engine stands still for new weights: 0.")
+@click.option("--slowdown", type=float, help="A token takes longer by this share for each other sample that runs.")
+@click.option("--steps", default=40, show_default=True, help="Train steps to simulate of each setting.")
+@click.option("--sweep", metavar="NAME=V,V", help="A field of the job and its values, one row each: max_age=0,1,2,4.")
+@click.option("--faults", default="", metavar="PLAN", help="What goes wrong: a plan, or with --seeds: all.")
+@click.option("--seeds", type=click.IntRange(min=1), help="Search so many small runs for one that breaks a law.")
+@click.option("--replay", type=int, metavar="SEED", help="Print all that happens in one run of the search.")
+@_JSON
+def simulate(job: str, overrides: tuple[str, ...], **asked: Any) -> None:
+    """Run the JOB's controller under a virtual clock, over engines and a trainer that only take time.
+
+    Answers before anything is rented: how fast, how old, who is idle, and what limits it. A DISTRIBUTION is a
+    number of seconds, lognormal:SIGMA (of the logarithm; the mean is 1 s), lognormal:SIGMA:MEAN, or
+    empirical:RUN_DIR, from what a finished run measured.
+    """
+    with _interruptible():
+        sys.exit(_simulate(job, overrides, asked))
+
+
+def _simulate(job: str, overrides: tuple[str, ...], asked: dict[str, Any]) -> int:
+    from conductor.cli import simulating  # noqa: PLC0415 - a run needs none of it
+
+    names = {"tail": "sample", "train": "train", "publish": "publish", "slots": "slots", "slowdown": "slowdown"}
+    engines = () if asked["engines"] is None else (f"engines={asked['engines']}",)
+    name, _, values = (asked["sweep"] or "").partition("=")
+    try:
+        request = simulating.Request(
+            job=job,
+            overrides=(*overrides, *engines),
+            world={names[key]: asked[key] for key in names if asked[key] is not None},
+            steps=asked["steps"],
+            sweep=(name, tuple(values.split(","))) if asked["sweep"] else None,
+            faults=asked["faults"],
+            as_json=asked["as_json"],
+        )
+        if asked["replay"] is not None:
+            return simulating.replay(request, asked["replay"])
+        if asked["seeds"] is not None:
+            return simulating.search_faults(request, asked["seeds"])
+        return simulating.simulate(request)
+    except ConductorError as exc:
+        click.echo(exc.message, err=True)
+        return exc.exit_code
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from conductor.abort import drop, prefix_of, retry
 from conductor.context import RunContext
-from protocols.errors import Aborted, DataFault, Transient
+from protocols.errors import Aborted, DataFault, InvariantError, Transient
 from protocols.ledger import Generating
-from protocols.messages import LeaseId
-from protocols.rollouts import RolloutLease
+from protocols.messages import LeaseId, WeightVersion
+from protocols.rollouts import GroupReceipt, RolloutLease
 
 
 async def run(
@@ -49,5 +49,15 @@ async def _play(ctx: RunContext, lease_id: LeaseId, finished: MemoryObjectSendSt
         if lease_id in ctx.ending:  # it was faster than its end, which may have released its payload already
             await retry(ctx, lease, Aborted(prefix=request.prefix))
             return
+        _refuse_the_future(receipt, ctx.trained)
         ctx.table.deliver(receipt)
         await finished.send(lease_id)
+
+
+def _refuse_the_future(receipt: GroupReceipt, newest: WeightVersion) -> None:
+    """Refuse tokens of weights that do not exist yet: their age would count as negative, and hide what is old."""
+    for index, sample in enumerate(receipt.samples):
+        if any(segment.version > newest for segment in sample.segments):
+            raise InvariantError(
+                f"sample {index} of {receipt.lease_id} is of {sample.segments}; v{newest} is the newest"
+            )

@@ -8,6 +8,8 @@ import anyio
 import pytest
 
 from backends.engines import torch as torch_engine
+from backends.sim.engine import EngineModel, SimEngine
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.errors import Aborted, ConductorError, EngineStale, PromptTooLong
 from protocols.inference import (
@@ -21,7 +23,6 @@ from protocols.inference import (
 from protocols.messages import PayloadRef, WeightVersion
 from tests.support.batches import site
 from tests.support.scripted.engine import ScriptedEngine
-from tests.support.scripted.payloads import ScriptedPayloads
 from tests.support.wired import wired
 
 CONTEXT = 64
@@ -47,12 +48,19 @@ async def _scripted() -> AsyncGenerator[EnginePort]:
     yield ScriptedEngine(context=CONTEXT)
 
 
+@asynccontextmanager
+async def _simulated() -> AsyncGenerator[EnginePort]:
+    yield SimEngine("simulated", EngineModel(context=CONTEXT, work_s=lambda _: 0.5))
+
+
 @pytest.fixture(
     params=[
         pytest.param(_torch, id="torch", marks=pytest.mark.real_time),
         pytest.param(wired(EnginePort, _torch), id="torch-wired", marks=pytest.mark.real_time),
         pytest.param(_scripted, id="scripted"),
         pytest.param(wired(EnginePort, _scripted), id="scripted-wired"),
+        pytest.param(_simulated, id="simulated"),
+        pytest.param(wired(EnginePort, _simulated), id="simulated-wired"),
     ]
 )
 def open_engine(request: pytest.FixtureRequest) -> OpenEngine:

@@ -8,6 +8,8 @@ import anyio
 import pytest
 
 from backends.graders import function
+from backends.sim.grader import ScriptedGrader
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.backend import PayloadPort
 from protocols.errors import Transient
@@ -16,8 +18,6 @@ from protocols.messages import LeaseId, PayloadRef
 from protocols.prompts import Prompt, TextPrompt
 from protocols.rollouts import GroupPayload, SamplePayload
 from protocols.sections import Site
-from tests.support.scripted.grader import ScriptedGrader
-from tests.support.scripted.payloads import ScriptedPayloads
 from tests.support.wired import wired
 
 OpenGrader = Callable[[PayloadPort], AbstractAsyncContextManager[GraderPort]]

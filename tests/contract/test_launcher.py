@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from backends.inproc.launcher import open_launcher
+from backends.sim.payloads import ScriptedPayloads
 from protocols.backend import LauncherPort, WorkloadSpec
 from protocols.errors import Infeasible, InvariantError, PortFailed, UserError, WorkerLost
 from protocols.grading import Grade, GradeReport, GradeRequest
@@ -14,7 +15,6 @@ from protocols.messages import LeaseId, PayloadRef, WorkerId
 from protocols.prompts import Prompt, TextPrompt
 from protocols.sections import Section, Site
 from tests.support import hosted
-from tests.support.scripted.payloads import ScriptedPayloads
 
 OpenLauncher = Callable[[], AbstractAsyncContextManager[LauncherPort]]
 

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from backends.ledgers import memory
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.errors import PortFailed
 from protocols.grading import Grade, GradeFault
@@ -20,7 +21,6 @@ from protocols.prompts import ChatMessage, ChatPrompt, Prompt
 from protocols.rollouts import GroupReceipt
 from protocols.sections import Site
 from tests.support.ledgers import bulky, generating, open_on_a_full_disk, open_sqlite
-from tests.support.scripted.payloads import ScriptedPayloads
 from tests.support.wired import wired
 
 OpenLedger = Callable[[], AbstractAsyncContextManager[LedgerPort]]

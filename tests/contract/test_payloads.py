@@ -7,11 +7,11 @@ import anyio
 import pytest
 
 from backends.inproc.payloads import InprocPayloads
+from backends.sim.payloads import ScriptedPayloads
 from protocols.backend import PayloadPort
 from protocols.errors import WorkerLost
 from protocols.messages import PayloadRef
 from protocols.rollouts import GroupPayload, SamplePayload
-from tests.support.scripted.payloads import ScriptedPayloads
 
 MakePayloads = Callable[[], PayloadPort]
 

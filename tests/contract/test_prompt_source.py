@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backends.prompts import datasets, function, jsonl, reasoning_gym
+from backends.sim.payloads import ScriptedPayloads
+from backends.sim.prompts import ScriptedPrompts
 from protocols.adapters import Host
 from protocols.errors import DataFault, UserError
 from protocols.prompts import ChatPrompt, Prompt, PromptSourcePort, SourceState, TextPrompt
 from protocols.sections import Site
-from tests.support.scripted.payloads import ScriptedPayloads
-from tests.support.scripted.prompts import ScriptedPrompts
 from tests.support.wired import wired
 
 OpenSource = Callable[..., AbstractAsyncContextManager[PromptSourcePort]]

@@ -10,6 +10,7 @@ import pytest
 
 from backends.episodes.single_turn import SingleTurn
 from backends.models.tokenizers import CharacterTokenizer
+from backends.sim.payloads import ScriptedPayloads
 from protocols.errors import Aborted, EngineStale
 from protocols.inference import AbortReport, Sampling, WeightsManifest
 from protocols.messages import LeaseId, PayloadRef, RegistrationKey, WeightVersion
@@ -18,7 +19,6 @@ from protocols.rollouts import GroupPayload, GroupReceipt, RolloutExecutorPort, 
 from protocols.wire import over_codec
 from tests.support.scripted.executor import ScriptedExecutor
 from tests.support.scripted.inference import ScriptedInference
-from tests.support.scripted.payloads import ScriptedPayloads
 
 VOCABULARY = "0123456789." + "".join(chr(0x4E00 + index) for index in range(89))
 TOKENS = 4

@@ -9,12 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 
+from backends.sim.payloads import ScriptedPayloads
 from backends.trackers import jsonl
 from protocols.adapters import Host
 from protocols.sections import Site
 from protocols.tracking import StepRecord, TrackerPort
 from protocols.wire import over_codec
-from tests.support.scripted.payloads import ScriptedPayloads
 
 OpenTracker = Callable[[Path | None], AbstractAsyncContextManager[TrackerPort]]
 

@@ -8,14 +8,14 @@ import anyio
 import msgspec
 import pytest
 
+from backends.sim.payloads import ScriptedPayloads
+from backends.sim.trainer import ScriptedTrainer
 from backends.trainers import torch as torch_trainer
 from protocols.adapters import Host
 from protocols.errors import InvariantError, Transient, UserError
 from protocols.messages import DispatchId, LeaseId, RegistrationKey
 from protocols.training import CheckpointRequest, StageRequest, TrainerPort
 from tests.support.batches import EXAMPLE, Drawn, Group, make_batch, site
-from tests.support.scripted.payloads import ScriptedPayloads
-from tests.support.scripted.trainer import ScriptedTrainer
 from tests.support.wired import wired
 
 OpenTrainer = Callable[[ScriptedPayloads], AbstractAsyncContextManager[TrainerPort]]

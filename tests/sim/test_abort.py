@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from backends.ledgers.memory import MemoryLedger
+from backends.sim.virtual_time import run_virtual
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, Deadlines
 from conductor.core.lease import State
@@ -23,7 +24,6 @@ from protocols.tracking import StepRecord
 from tests.support.lives import Lives, holds
 from tests.support.runs import open_backend_over, run_config, run_scripted, workloads_of
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
-from tests.support.virtual_time import run_virtual
 
 
 def busy_once(lease: RolloutLease) -> ConductorError | None:

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from backends.ledgers import sqlite
+from backends.sim.prompts import ScriptedPrompts
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, Deadlines, RunConfig
 from conductor.core.lease import State
@@ -21,7 +22,6 @@ from tests.sim.test_resume import troubled
 from tests.support.await_probe import AwaitProbe, Injection, Planted, _act, anywhere, may_fail
 from tests.support.runs import open_backend_over, run_config, workloads_of
 from tests.support.scripted.chained import ChainedTrainer
-from tests.support.scripted.prompts import ScriptedPrompts
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
 from tests.support.trials import Outcome, run_program
 

@@ -9,6 +9,9 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from backends.ledgers.memory import MemoryLedger
+from backends.sim.grader import alternating
+from backends.sim.prompts import ScriptedPrompts
+from backends.sim.virtual_time import run_virtual
 from conductor.config import FilterConfig, RunConfig
 from conductor.core.lease import State
 from conductor.core.leases import LeaseTable
@@ -18,11 +21,8 @@ from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.ledger import Dropped, LedgerEvent
 from protocols.rollouts import RolloutLease
 from tests.support.runs import run_config, run_scripted
-from tests.support.scripted.grader import alternating
 from tests.support.scripted.hesitant import HesitantTrainer
-from tests.support.scripted.prompts import ScriptedPrompts
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
-from tests.support.virtual_time import run_virtual
 
 HORIZON_S = 5_000.0
 MOST_POSITIONS = 100

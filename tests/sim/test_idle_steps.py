@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from backends.sim.prompts import ScriptedPrompts
 from protocols.errors import BudgetExhausted
 from tests.support.runs import run_config, run_scripted
 from tests.support.scripted.hesitant import HesitantTrainer
-from tests.support.scripted.prompts import ScriptedPrompts
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
 
 

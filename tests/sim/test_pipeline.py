@@ -6,6 +6,8 @@ import math
 import pytest
 
 from backends.ledgers.memory import MemoryLedger
+from backends.sim.grader import alternating
+from backends.sim.prompts import ScriptedPrompts
 from conductor.config import Deadlines, FilterConfig
 from conductor.core.leases import LeaseTable
 from conductor.result import RunResult
@@ -24,8 +26,6 @@ from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.ledger import Readmitted
 from protocols.rollouts import RolloutLease
 from tests.support.runs import run_config, run_scripted
-from tests.support.scripted.grader import alternating
-from tests.support.scripted.prompts import ScriptedPrompts
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
 
 

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from backends.sim.grader import alternating
+from backends.sim.prompts import ScriptedPrompts
+from backends.sim.virtual_time import run_virtual
 from conductor.config import CheckpointConfig, FilterConfig, RunConfig
 from conductor.core.leases import LeaseTable
 from conductor.result import RunResult
@@ -30,10 +33,7 @@ from protocols.messages import LeaseId
 from protocols.rollouts import RolloutLease
 from tests.support.lives import Lives, holds
 from tests.support.runs import run_config
-from tests.support.scripted.grader import alternating
-from tests.support.scripted.prompts import ScriptedPrompts
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
-from tests.support.virtual_time import run_virtual
 
 Build = Callable[[], ScriptedWorkloads]
 

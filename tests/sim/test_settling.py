@@ -9,6 +9,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from backends.ledgers.memory import MemoryLedger
+from backends.sim.trainer import ScriptedTrainer
 from protocols.errors import ConductorError, InvariantError, PortFailed
 from protocols.inference import AbortReport
 from protocols.ledger import LedgerEvent
@@ -16,7 +17,6 @@ from protocols.messages import DispatchId
 from protocols.rollouts import RolloutLease
 from protocols.training import StepReport
 from tests.support.runs import run_config, run_scripted
-from tests.support.scripted.trainer import ScriptedTrainer
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
 
 

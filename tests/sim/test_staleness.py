@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backends.sim.prompts import ScriptedPrompts
+from backends.sim.virtual_time import run_virtual
 from conductor.config import FilterConfig
 from conductor.result import RunResult
 from protocols.errors import BudgetExhausted, ConfigError
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.rollouts import RolloutLease
 from tests.support.runs import run_config, run_scripted
-from tests.support.scripted.prompts import ScriptedPrompts
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
-from tests.support.virtual_time import run_virtual
 
 STRICT = ["wait", "drop", "partial"]
 

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar
 
 import anyio
 
-from tests.support.sites import awaiting, site
+from backends.sim.sites import awaiting, site
+from backends.sim.virtual_time import HORIZON_S, VirtualTimeLoop
 from tests.support.trials import Outcome, Trial, each_place, run_program
-from tests.support.virtual_time import HORIZON_S, VirtualTimeLoop
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from backends.ledgers import sqlite
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.ledger import Aborting, Generating, LedgerEvent
 from protocols.messages import LeaseId
 from protocols.sections import Site
-from tests.support.scripted.payloads import ScriptedPayloads
 
 _NOBODY = 65534
 

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar
 import anyio
 from anyio.lowlevel import checkpoint
 
+from backends.sim.virtual_time import HORIZON_S, VirtualTimeLoop
 from protocols import wire
 from tests.support.trials import Outcome, Trial, each_place, run_program
-from tests.support.virtual_time import HORIZON_S, VirtualTimeLoop
 
 P = TypeVar("P")
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 
-from tests.support.sites import waiting_tasks
-from tests.support.virtual_time import Stuck, VirtualTimeLoop
+from backends.sim.sites import waiting_tasks
+from backends.sim.virtual_time import Stuck, VirtualTimeLoop
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from typing import cast
 import anyio
 import msgspec
 
+from backends.sim.trainer import ScriptedTrainer
 from protocols.backend import PayloadPort
 from protocols.messages import DispatchId, WeightVersion
 from protocols.rollouts import GroupPayload
 from protocols.training import BatchLease, CheckpointRequest, StepReport, TrainerPort
-from tests.support.scripted.trainer import ScriptedTrainer
 
 
 class ChainedTrainer(ScriptedTrainer):

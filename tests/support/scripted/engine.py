@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from anyio.lowlevel import checkpoint
 
+from backends.sim.clock import spend
+from backends.sim.stoppable import Stoppable
 from protocols.aio import Doorbell
 from protocols.errors import EngineBusy, EngineStale, PromptTooLong
 from protocols.inference import (
@@ -18,8 +20,6 @@ from protocols.inference import (
     WeightsManifest,
 )
 from protocols.messages import WeightVersion
-from tests.support.scripted.clock import spend
-from tests.support.scripted.stoppable import Stoppable
 
 Length = Callable[[SampleRequest], int]
 

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 
 from anyio.lowlevel import checkpoint
 
+from backends.sim.clock import spend
+from backends.sim.stoppable import Stoppable
 from protocols.backend import PayloadPort
 from protocols.errors import ConductorError, EngineStale
 from protocols.inference import AbortReport, InferenceControllerPort
@@ -18,9 +20,7 @@ from protocols.rollouts import (
     SamplePayload,
     SampleReceipt,
 )
-from tests.support.scripted.clock import spend
 from tests.support.scripted.engine import segments_of
-from tests.support.scripted.stoppable import Stoppable
 
 
 def one_second(lease: RolloutLease) -> float:

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 
+from backends.sim.clock import spend
+from backends.sim.trainer import ScriptedTrainer
 from protocols.backend import PayloadPort
 from protocols.training import BatchLease, StepReport, TrainerPort
-from tests.support.scripted.clock import spend
-from tests.support.scripted.trainer import ScriptedTrainer
 
 
 class HesitantTrainer(ScriptedTrainer):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from anyio.lowlevel import checkpoint
 
+from backends.sim.clock import spend
 from protocols.errors import EngineStale, Stalled
 from protocols.inference import (
     AbortReport,
@@ -15,7 +16,6 @@ from protocols.inference import (
     WeightsManifest,
 )
 from protocols.messages import WeightVersion, WorkerId
-from tests.support.scripted.clock import spend
 from tests.support.scripted.engine import Length, ScriptedEngine
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from backends.sim.grader import Rewards, ScriptedGrader, alternating
+from backends.sim.payloads import ScriptedPayloads
+from backends.sim.prompts import ScriptedPrompts
+from backends.sim.trainer import ScriptedTrainer
 from protocols.errors import ConductorError
 from protocols.rollouts import RolloutLease
 from tests.support.scripted.executor import ScriptedExecutor, never, one_second
-from tests.support.scripted.grader import Rewards, ScriptedGrader, alternating
 from tests.support.scripted.inference import ScriptedInference
-from tests.support.scripted.payloads import ScriptedPayloads
-from tests.support.scripted.prompts import ScriptedPrompts
-from tests.support.scripted.trainer import ScriptedTrainer
 
 
 @dataclass(frozen=True, kw_only=True)

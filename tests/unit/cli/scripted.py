@@ -9,6 +9,9 @@ from typing import Any
 
 import anyio
 
+from backends.sim.grader import ScriptedGrader, alternating
+from backends.sim.prompts import ScriptedPrompts
+from backends.sim.trainer import ScriptedTrainer
 from protocols.adapters import Host
 from protocols.errors import InvariantError, Problem
 from protocols.grading import GradeFault, GradeRequest
@@ -16,9 +19,6 @@ from protocols.messages import Message
 from protocols.sections import Site
 from tests.support.scripted.engine import ScriptedEngine
 from tests.support.scripted.executor import ScriptedExecutor
-from tests.support.scripted.grader import ScriptedGrader, alternating
-from tests.support.scripted.prompts import ScriptedPrompts
-from tests.support.scripted.trainer import ScriptedTrainer
 
 
 class Config(Message, frozen=True, kw_only=True):

@@ -12,13 +12,13 @@ import torch
 
 from backends.engines import torch as torch_engine
 from backends.models.loading import load_module, named_weights
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.errors import BadPrompt, EngineBusy, InvariantError, Transient, UserError, WorkerLost
 from protocols.inference import EnginePort, GenerateRequest, WeightsManifest
 from protocols.messages import PayloadRef, WeightVersion
 from protocols.sections import Section, Site
 from tests.support.batches import GPT2, site
-from tests.support.scripted.payloads import ScriptedPayloads
 from tests.unit.engines.decoding import asks
 
 pytestmark = pytest.mark.real_time

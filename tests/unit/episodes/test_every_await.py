@@ -5,13 +5,13 @@ import pytest
 
 from backends.episodes.single_turn import SingleTurn
 from backends.models.tokenizers import CharacterTokenizer
+from backends.sim.payloads import ScriptedPayloads
 from protocols.inference import Sampling, WeightsManifest
 from protocols.messages import LeaseId, PayloadRef, RegistrationKey, WeightVersion, WorkerId
 from protocols.prompts import Prompt, TextPrompt
 from protocols.rollouts import RolloutLease
 from tests.support.await_probe import Injection, enumerate_awaits
 from tests.support.scripted.inference import ScriptedInference
-from tests.support.scripted.payloads import ScriptedPayloads
 
 LEASE = RolloutLease(
     lease_id=LeaseId("L1"),

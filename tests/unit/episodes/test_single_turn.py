@@ -9,6 +9,7 @@ from backends.episodes import single_turn
 from backends.episodes._attempts import _REMEMBERED, Attempts
 from backends.episodes.single_turn import SingleTurn
 from backends.models.tokenizers import CharacterTokenizer
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.backend import Bulk
 from protocols.errors import Aborted, BadPrompt, InvariantError, PromptTooLong, UserError, WorkerLost
@@ -18,7 +19,6 @@ from protocols.prompts import ChatMessage, ChatPrompt, Prompt, PromptContent, Te
 from protocols.rollouts import GroupPayload, RolloutLease
 from tests.support.batches import site
 from tests.support.scripted.inference import ScriptedInference
-from tests.support.scripted.payloads import ScriptedPayloads
 
 VOCABULARY = "0123456789." + "".join(chr(0x4E00 + index) for index in range(89))
 SAMPLING = Sampling(max_tokens=4)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from backends.graders import function
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.backend import PayloadPort
 from protocols.errors import InvariantError, UserError
@@ -14,7 +15,6 @@ from protocols.messages import LeaseId, PayloadRef
 from protocols.prompts import ChatMessage, ChatPrompt, Prompt, PromptContent, TextPrompt, TokenPrompt
 from protocols.rollouts import GroupPayload, SamplePayload
 from protocols.sections import Site
-from tests.support.scripted.payloads import ScriptedPayloads
 
 REF = PayloadRef(owner="p.1/L0/0/", key="group")
 

@@ -6,13 +6,13 @@ import pytest
 
 from backends.graders import reasoning_gym as grader
 from backends.prompts import reasoning_gym as prompts
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.messages import LeaseId, PayloadRef
 from protocols.prompts import Prompt, TextPrompt
 from protocols.rollouts import GroupPayload, SamplePayload
 from protocols.sections import Site
-from tests.support.scripted.payloads import ScriptedPayloads
 
 pytest.importorskip("reasoning_gym", reason="pip install 'conductor-rl[reasoning]'")
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from backends.inproc.launcher import open_launcher
+from backends.sim.payloads import ScriptedPayloads
 from protocols.backend import WorkloadSpec
 from protocols.errors import ConductorError, ForeignCancellation
 from protocols.grading import GradeRequest
@@ -13,7 +14,6 @@ from protocols.prompts import Prompt, TextPrompt
 from protocols.sections import Section, Site
 from tests.support import hosted
 from tests.support.await_probe import Injection, Planted, enumerate_awaits
-from tests.support.scripted.payloads import ScriptedPayloads
 
 REQUEST = GradeRequest(
     lease_id=LeaseId("L0"),

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from backends.prompts import function
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.errors import BadPrompt, UserError
 from protocols.prompts import ChatMessage, ChatPrompt, SourceState, TextPrompt, TokenPrompt
 from protocols.sections import Site
-from tests.support.scripted.payloads import ScriptedPayloads
 
 FORMS = """
 def prompt(index, seed):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from backends.prompts import jsonl
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.errors import BadPrompt, UserError
 from protocols.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from protocols.sections import Site
-from tests.support.scripted.payloads import ScriptedPayloads
 
 
 def site(folder: Path, seed: int = 0) -> Site:

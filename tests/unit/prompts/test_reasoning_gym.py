@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pytest
 
 from backends.prompts import reasoning_gym
+from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.errors import Problem, UserError
 from protocols.prompts import ChatPrompt, Prompt
 from protocols.sections import Site
-from tests.support.scripted.payloads import ScriptedPayloads
 
 pytest.importorskip("reasoning_gym", reason="pip install 'conductor-rl[reasoning]'")
 

@@ -10,9 +10,9 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.sim.virtual_time import Deadlock, run_virtual
 from protocols.aio import Doorbell, NoResult, bounded_shield, contained, owned
 from protocols.errors import ForeignCancellation
-from tests.support.virtual_time import Deadlock, run_virtual
 
 
 async def _answer(value: int = 42) -> int:

@@ -13,6 +13,8 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.sim.prompts import ScriptedPrompts
+from backends.sim.virtual_time import run_virtual
 from protocols import (
     backend,
     errors,
@@ -33,8 +35,6 @@ from protocols.messages import LeaseId, RegistrationKey
 from protocols.prompts import Prompt, PromptSourcePort, SourceState, TextPrompt
 from protocols.wire import client, encode_error, over_codec, port_methods
 from tests.support.arbitrary import message_types, values
-from tests.support.scripted.prompts import ScriptedPrompts
-from tests.support.virtual_time import run_virtual
 
 MODULES = (
     backend,

@@ -9,11 +9,11 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from backends.sim.virtual_time import Endless
 from protocols.aio import owned
 from protocols.errors import ForeignCancellation
 from tests.support.await_probe import Injection, Planted, enumerate_awaits
 from tests.support.trials import NotRepeatable, TasksLeft
-from tests.support.virtual_time import Endless
 
 
 async def _three_awaits() -> str:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from anyio.lowlevel import checkpoint
 
-from tests.support.virtual_time import VirtualTimeLoop
+from backends.sim.virtual_time import VirtualTimeLoop
 
 
 async def _is_virtual() -> bool:

@@ -3,14 +3,14 @@
 import anyio
 import pytest
 
+from backends.sim.payloads import ScriptedPayloads
+from backends.sim.prompts import ScriptedPrompts
 from protocols.backend import PayloadPort
 from protocols.errors import WorkerLost
 from protocols.ledger import AbortConfirmed, LedgerPort
 from protocols.messages import LeaseId, PayloadRef
 from protocols.prompts import PromptSourcePort
 from tests.support.port_faults import PortFaults, When, enumerate_port_calls
-from tests.support.scripted.payloads import ScriptedPayloads
-from tests.support.scripted.prompts import ScriptedPrompts
 
 
 def _lost() -> WorkerLost:

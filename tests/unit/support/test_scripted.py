@@ -3,6 +3,7 @@
 import anyio
 import pytest
 
+from backends.sim.payloads import ScriptedPayloads
 from protocols.errors import Aborted, EngineStale, InvariantError, Stalled, WorkerLost
 from protocols.grading import Grade, GradeRequest
 from protocols.inference import GenerateRequest, Generation, SampleRequest, Sampling, Segment, WeightsManifest
@@ -13,7 +14,6 @@ from protocols.training import BatchLease, GroupRow, SampleRow, StageRequest
 from tests.support.scripted.engine import ScriptedEngine
 from tests.support.scripted.executor import ScriptedExecutor
 from tests.support.scripted.inference import ScriptedInference
-from tests.support.scripted.payloads import ScriptedPayloads
 from tests.support.scripted.workloads import scripted_workloads
 
 

@@ -15,6 +15,7 @@ from anyio.lowlevel import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from backends.models.loading import load_module, load_tokenizer
+from backends.sim.payloads import ScriptedPayloads
 from backends.trainers import torch as adapter
 from backends.trainers.torch import Config
 from backends.trainers.torch.compute import Compute
@@ -26,7 +27,6 @@ from protocols.errors import PortFailed, UserError
 from protocols.sections import Section, Site
 from protocols.training import CheckpointRequest, StageRequest
 from tests.support.batches import Drawn, Group, make_batch, site
-from tests.support.scripted.payloads import ScriptedPayloads
 
 pytestmark = pytest.mark.real_time
 

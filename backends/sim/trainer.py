@@ -1,6 +1,6 @@
 """A trainer without parameters that keeps every rule of one."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -8,19 +8,21 @@ from pathlib import Path
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from protocols.backend import PayloadPort
-from protocols.errors import InvariantError, UserError
+from backends.sim.clock import spend
+from protocols.backend import Bulk, PayloadPort
+from protocols.errors import InvariantError, Transient, UserError
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, Message, PayloadRef, RegistrationKey, WeightVersion
+from protocols.rollouts import GroupPayload
 from protocols.training import (
     AccumulateReport,
     BatchLease,
     CheckpointRequest,
+    GroupRow,
     StageRequest,
     StepReport,
     TrainerPort,
 )
-from tests.support.scripted.clock import spend
 
 REGISTRATION = RegistrationKey()
 
@@ -35,7 +37,8 @@ class ScriptedTrainer:
 
     Args:
         payloads: Where the groups' payloads are read and weights are staged; None reads and stages nothing.
-        step_s: Seconds of a whole step; ``math.inf`` hangs. Gradients take all of it, ``apply`` ``apply_s``.
+        step_s: Seconds of a whole step, or of the step of a batch; ``math.inf`` hangs. Gradients take all of it,
+            ``apply`` ``apply_s``.
         apply_s: Seconds of ``apply``.
         registration: Whose parameters it holds.
 
@@ -49,7 +52,7 @@ class ScriptedTrainer:
         self,
         payloads: PayloadPort | None = None,
         *,
-        step_s: float = 1.0,
+        step_s: float | Callable[[BatchLease], float] = 1.0,
         apply_s: float = 0.0,
         registration: RegistrationKey = REGISTRATION,
     ) -> None:
@@ -73,8 +76,8 @@ class ScriptedTrainer:
             self._window, self._complete = batch, False
             if self._payloads is not None:
                 for group in batch.groups:
-                    await self._payloads.get(group.payload)
-            await spend(self._step_s)
+                    _check_payload(group, await self._payloads.get(group.payload))
+            await spend(self._step_s(batch) if callable(self._step_s) else self._step_s)
             self._complete = True
             return AccumulateReport(dispatch_id=batch.dispatch_id, metrics=self._metrics())
 
@@ -175,6 +178,11 @@ def _repeats(batch: BatchLease) -> Iterator[str]:
         if one in seen:
             yield one
         seen.add(one)
+
+
+def _check_payload(group: GroupRow, payload: Bulk) -> None:
+    if not isinstance(payload, GroupPayload) or len(payload.samples) <= max(row.sample for row in group.samples):
+        raise Transient(f"the payload of {group.lease_id} is damaged")
 
 
 def _write(folder: str, saved: _Saved) -> None:

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[3]
 
 CANCEL_300 = """
 import anyio
-from tests.support.virtual_time import run_virtual
+from backends.sim.virtual_time import run_virtual
 
 seen = []
 

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import anyio
 
-from tests.support.repeatable import RepeatableLoop
-from tests.support.sites import waiting_tasks
+from backends.sim.repeatable import RepeatableLoop
+from backends.sim.sites import waiting_tasks
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ HORIZON_S = 20_000.0
 SPIN_LIMIT = 200_000
 """Rounds of the loop at one instant; about a real second."""
 
-MEND = "on virtual time nothing outside of the loop may answer; mark the test real_time"
+MEND = "on virtual time nothing outside of the loop may answer (a test of it is marked real_time)"
 
 
 class Stuck(Exception):
@@ -158,6 +158,7 @@ class VirtualTimeLoop(RepeatableLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
         """Run ``func`` in place: the loop stands still for as long as it takes."""
+        del executor
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -173,10 +174,12 @@ class VirtualTimeLoop(RepeatableLoop):
 
     async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: a process does not keep virtual time."""
+        del args, kwargs
         raise self._jumping.refuse("a process was started")
 
     async def subprocess_shell(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: a process does not keep virtual time."""
+        del args, kwargs
         raise self._jumping.refuse("a process was started")
 
     def _run_once(self) -> None:
@@ -204,7 +207,7 @@ class VirtualTimeLoop(RepeatableLoop):
 
 
 def _is_task_step(handle: Any) -> bool:
-    return isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)
+    return isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)  # noqa: SLF001 - asyncio tells nobody
 
 
 def run_virtual(main: Callable[[], Awaitable[T]], *, seed: int | None = None, horizon_s: float = HORIZON_S) -> T:

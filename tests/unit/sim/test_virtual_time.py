@@ -18,7 +18,7 @@ from anyio._backends import _asyncio as _anyio_asyncio
 from anyio.lowlevel import checkpoint
 from anyio.to_thread import run_sync
 
-from tests.support.virtual_time import (
+from backends.sim.virtual_time import (
     Deadlock,
     Endless,
     Livelock,
@@ -270,7 +270,7 @@ def test_anyio_is_as_it_was_when_no_virtual_loop_runs() -> None:
         return _modules_of_what_is_changed()
 
     assert _modules_of_what_is_changed() == {"anyio._backends._asyncio"}
-    assert run_virtual(look) == {"tests.support.repeatable"}
+    assert run_virtual(look) == {"backends.sim.repeatable"}
     assert _modules_of_what_is_changed() == {"anyio._backends._asyncio"}
 
     async def main() -> int:

@@ -38,7 +38,7 @@ class _SpawnOrder(dict[Any, None]):
 
 
 def _on_repeatable_loop() -> bool:
-    return isinstance(asyncio._get_running_loop(), RepeatableLoop)
+    return isinstance(asyncio._get_running_loop(), RepeatableLoop)  # noqa: SLF001 - the one that never raises
 
 
 _original_init = backend.CancelScope.__init__

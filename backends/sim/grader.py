@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from backends.sim.clock import spend
 from protocols.grading import Grade, GradeFault, GradeReport, GradeRequest, GraderPort
-from tests.support.scripted.clock import spend
 
 Rewards = Callable[[GradeRequest], Sequence[Grade | GradeFault]]
 

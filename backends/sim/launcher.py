@@ -1,0 +1,159 @@
+"""Hosts scripted workloads in place of the adapters that the job names."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from backends.sim.engine import SimEngine
+from backends.sim.faults import Faults, current_stage
+from protocols.backend import LauncherPort, WorkloadSpec
+from protocols.errors import InvariantError, UserError, WorkerLost
+from protocols.inference import InferenceControllerPort
+from protocols.messages import WorkerId
+
+PORT_NAMES = {"engine": "Engine", "train": "Trainer", "reward": "Grader", "episode": "RolloutExecutor"}
+"""Section of the job -> the port of its workloads, without the word Port."""
+
+
+class Hands(Protocol):
+    """Makes the workloads of the roles."""
+
+    def __call__(self, spec: WorkloadSpec, inference: InferenceControllerPort | None) -> Any:
+        """Return the workload of one worker."""
+        ...
+
+
+class _Worker:
+    """One worker: what it runs now, and the calls that are inside it.
+
+    Attributes:
+        back_s: When it is there again after a crash; None: it is there.
+    """
+
+    def __init__(self, spec: WorkloadSpec, make: Callable[[], Any]) -> None:
+        self.spec = spec
+        self.make = make
+        self.workload = make()
+        self.back_s: float | None = None
+        self._calls: dict[anyio.CancelScope, str] = {}
+
+    @contextmanager
+    def calling(self, stage: str) -> Generator[Any]:
+        """Give the workload for one call, which ends with the worker.
+
+        Raises:
+            WorkerLost: It is not there, or it was ended meanwhile.
+        """
+        if self.back_s is not None:
+            if anyio.current_time() < self.back_s:
+                raise self.lost()
+            self.back_s, self.workload = None, self.make()
+        with anyio.CancelScope() as scope:
+            self._calls[scope] = stage
+            try:
+                yield self.workload
+            finally:
+                del self._calls[scope]
+        if scope.cancelled_caught:
+            raise self.lost()
+
+    def cut(self) -> tuple[str, ...]:
+        """End the calls inside and forget what runs; returns the stages that had made the calls."""
+        for scope in self._calls:
+            scope.cancel()
+        if isinstance(self.workload, SimEngine):
+            self.workload.close()
+        return tuple(dict.fromkeys(self._calls.values()))
+
+    def lost(self) -> WorkerLost:
+        return WorkerLost(worker=self.spec.worker_id, cause="it crashed" if self.back_s else "it was ended")
+
+
+class SimLauncher:
+    """Runs workloads that ``make`` makes for a role, whatever adapter the job names, over a line that may fail.
+
+    Args:
+        make: Makes the workload of a role.
+        faults: The line.
+        unstopped: Told what an engine still ran when it was killed.
+    """
+
+    def __init__(self, make: Hands, faults: Faults, unstopped: list[str]) -> None:
+        self._make = make
+        self._faults = faults
+        self._unstopped = unstopped
+        self._inference: InferenceControllerPort | None = None
+        self._workers: dict[WorkerId, _Worker] = {}
+        faults.crash = self.crash
+        faults.lose_weights = self.lose_weights
+
+    async def launch(self, spec: WorkloadSpec) -> None:
+        """Make a workload; see ``LauncherPort.launch``."""
+        await checkpoint()
+        if spec.worker_id in self._workers:
+            raise InvariantError(f"worker {spec.worker_id} was launched before and not killed")
+        if spec.section not in PORT_NAMES:
+            raise UserError(f"a simulation has no workload for [{spec.section}]")
+        inference = self._inference
+        self._workers[spec.worker_id] = _Worker(spec, lambda: self._make(spec, inference))
+
+    async def call(self, worker_id: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
+        """Call a workload's method; see ``LauncherPort.call``."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            await checkpoint()
+            raise WorkerLost(worker=worker_id, cause="no such worker")
+        if worker.back_s is not None:
+            await checkpoint()
+        name = f"{PORT_NAMES[worker.spec.section]}.{method}"
+        with worker.calling(current_stage(method)) as workload:
+            return await self._faults.through(name, worker_id, args, lambda: getattr(workload, method)(*args))
+
+    async def serve(self, endpoint: str, port: InferenceControllerPort) -> None:
+        """Hand ``port`` to workloads launched from now on."""
+        del endpoint
+        await checkpoint()
+        self._inference = port
+
+    async def poll(self) -> dict[WorkerId, Literal["running", "exited"]]:
+        """Return every worker that was launched and not killed."""
+        await checkpoint()
+        return {name: "exited" if one.back_s is not None else "running" for name, one in self._workers.items()}
+
+    async def kill(self, worker_id: WorkerId) -> None:
+        """End a workload; see ``LauncherPort.kill``."""
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            if isinstance(worker.workload, SimEngine):
+                self._unstopped.extend(sorted(worker.workload.live))
+            worker.cut()
+        await checkpoint()
+
+    def crash(self, worker_id: str, lasts_s: float) -> tuple[str, ...]:
+        """Let a worker die; it is there again, empty, after ``lasts_s``, but a trainer never.
+
+        Returns:
+            The stages whose calls were inside.
+        """
+        worker = self._workers.get(WorkerId(worker_id))
+        if worker is None:
+            return ()
+        comes_back = worker.spec.section != "train"
+        worker.back_s = anyio.current_time() + lasts_s if comes_back else float("inf")
+        return worker.cut()
+
+    def lose_weights(self, worker_id: str) -> None:
+        """Let an engine serve nothing until weights are loaded."""
+        worker = self._workers.get(WorkerId(worker_id))
+        if worker is not None and isinstance(worker.workload, SimEngine):
+            worker.workload.lose_weights()
+
+    def workers(self, section: str) -> tuple[WorkerId, ...]:
+        """Return the workers of a role, in the order of launching."""
+        return tuple(name for name, worker in self._workers.items() if worker.spec.section == section)
+
+
+_: type[LauncherPort] = SimLauncher
