@@ -134,13 +134,20 @@ def live(
     life = Life(cfg=cfg)
     factory = adapter.loop_factory(seed, horizon_s=horizon_s)
     try:
-        anyio.run(_live, life, options, trace, backend_options={"loop_factory": factory})
+        anyio.run(conduct, life, options, trace, backend_options={"loop_factory": factory})
     except Exception as exc:  # noqa: BLE001 - a verdict of the loop is one way to end
         life.error = exc
     return life
 
 
-async def _live(life: Life, options: Any, trace: bool) -> None:
+async def conduct(life: Life, options: Any, trace: bool) -> None:
+    """Run a job on the loop that runs this, whichever that is, and write down in ``life`` what becomes of it.
+
+    Args:
+        life: Its ``cfg`` is run.
+        options: The ``Config`` of the world.
+        trace: Whether ``observed.trace`` is wanted.
+    """
     open_world: _Opens = load_object(_OPEN_WORLD, "")
     async with open_world(options, site_of(life.cfg), trace=trace) as opened:
         world: SimulatedWorld = opened

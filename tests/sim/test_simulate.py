@@ -22,6 +22,7 @@ def simulate(*arguments: str) -> Result:
 def test_the_table_compares_the_settings_with_the_loop_and_the_bound() -> None:
     """ORACLES.md: the speed-up over the synchronous loop comes from the tail, and is bounded by it."""
     small = ("--set", "batch_groups=4", "--set", "group_size=4", "--slots", "8", "--steps", "30")
+    small = (*small, "--set", "staleness=loose")
     result = simulate(*small, "--tail", "lognormal:1.0", "--sweep", "max_age=0,2,8", "--json")
     assert result.exit_code == 0, result.output
     none, two, eight = json.loads(result.stdout)

@@ -45,7 +45,13 @@ def test_worked_by_hand() -> None:
 def job(**fields: object) -> RunConfig:
     options = {"sample": fields.pop("sample", "lognormal:1.0"), "slots": fields.pop("slots", 8)}
     options["train"], options["publish"] = str(fields.pop("train", 1.0)), str(fields.pop("publish", 0.0))
-    defaults = {"steps": 30, "staleness": "loose", "batch_groups": 4, "group_size": 2, "sampling": Sampling(max_tokens=1)}
+    defaults = {
+        "steps": 30,
+        "staleness": "loose",
+        "batch_groups": 4,
+        "group_size": 2,
+        "sampling": Sampling(max_tokens=1),
+    }
     return in_simulation(RunConfig(**(defaults | fields)), options)  # type: ignore[arg-type]
 
 

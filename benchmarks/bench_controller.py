@@ -1,0 +1,236 @@
+"""What does the controller itself cost, beside the least that asyncio asks for the same hops?
+
+A group of 8 goes through the whole controller over ports that take no time, in turns with
+
+- ``skeleton``: bare anyio, the same hops: six bounded streams, one task a group, one deadline around one call.
+  No table, no record, no messages, no failure is told from another: nobody can have less.
+
+All times are processor time of this process, so that what else runs on the machine does not count. Ratios are taken
+inside each round first, since both sides of it then had the same machine; figures are medians of the rounds.
+
+    python -m benchmarks.bench_controller [--rounds 5] [--groups 4000] [--long 100000] [--profile]
+
+``growth_10_to_10000``: cost of a group with 10,000 engines over that with 10, where each engine gets a group a step.
+``rss_growth_mb``: memory after ``--long`` groups over that after a fifth of them, with a ledger that keeps nothing.
+"""
+
+import argparse
+import cProfile
+import gc
+import itertools
+import json
+import pstats
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from anyio.lowlevel import checkpoint
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from rich.console import Console
+from rich.table import Table
+
+from backends.engines.pool import EnginePool
+from backends.inproc import Config
+from backends.inproc import open as open_inproc
+from backends.ledgers import sqlite
+from backends.ledgers.memory import MemoryLedger
+from benchmarks._instant import (
+    GROUP,
+    ForgetfulLedger,
+    InstantExecutor,
+    InstantGrader,
+    InstantPayloads,
+    InstantPrompts,
+    InstantTrainer,
+    engines,
+)
+from conductor import Conductor, RunConfig, Workloads
+from conductor.config import CheckpointConfig
+from protocols.adapters import Host
+from protocols.backend import Backend
+from protocols.inference import Sampling
+from protocols.ledger import LedgerPort
+from protocols.sections import Site
+
+BATCH = 50
+WINDOW = 2 * BATCH
+Send, Receive = MemoryObjectSendStream[int], MemoryObjectReceiveStream[int]
+
+
+async def skeleton(groups: int) -> None:
+    """Send so many groups through six bounded streams, each in a task of its own for one call with a deadline."""
+    ends = [anyio.create_memory_object_stream[int](WINDOW) for _ in range(6)]
+
+    async def play(group: int, out: Send) -> None:
+        with anyio.fail_after(600):
+            await checkpoint()
+        await out.send(group)
+
+    async def rollout(source: Receive, out: Send) -> None:
+        async with source, out, anyio.create_task_group() as tasks:
+            async for group in source:
+                tasks.start_soon(play, group, out)
+
+    async def hop(source: Receive, out: Send) -> None:
+        async with source, out:
+            async for group in source:
+                await out.send(group)
+
+    async def admit(out: Send) -> None:
+        async with out:
+            for group in range(groups):
+                await out.send(group)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(admit, ends[0][0])
+        tasks.start_soon(rollout, ends[0][1], ends[1][0])
+        for before, after in itertools.pairwise(ends[1:]):
+            tasks.start_soon(hop, before[1], after[0])
+        async with ends[5][1] as last:
+            assert sum([1 async for _ in last]) == groups
+
+
+async def controller(
+    groups: int, *, ledger: LedgerPort, count: int = 1, batch: int = BATCH, run_dir: str | None = None
+) -> None:
+    """Conduct so many groups."""
+    pool = EnginePool(engines(count))
+    executor = InstantExecutor(pool)
+    cfg = RunConfig(
+        steps=groups // batch,
+        batch_groups=batch,
+        group_size=GROUP,
+        max_age=1,
+        sampling=Sampling(max_tokens=4),
+        lag_interval_s=0.0,
+        freeze_gc=False,
+        trackers=(),
+        checkpoint=CheckpointConfig(every=0),
+        run_dir=run_dir,
+    )
+    workloads = Workloads(
+        prompts=InstantPrompts(),
+        executor=executor,
+        inference=pool,
+        grader=InstantGrader(),
+        trainer=InstantTrainer(executor),
+        ledger=ledger,
+        trackers=(),
+    )
+    async with open_inproc(Config(), Site(job_dir=".")) as home:
+        backend = Backend(placement=home.placement, launcher=home.launcher, payloads=InstantPayloads())
+        result = await Conductor.run(cfg, backend=backend, workloads=workloads)
+    assert result.accounts.committed == groups // batch * batch
+
+
+@asynccontextmanager
+async def open_sqlite() -> AsyncGenerator[LedgerPort]:
+    """Open a record in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        site = Site(job_dir=folder, run_dir=folder)
+        async with sqlite.open(sqlite.Config(), Host(site=site, payloads=InstantPayloads())) as ledger:
+            yield ledger
+
+
+async def over_sqlite(groups: int) -> None:
+    """Conduct so many groups with a record on the disk."""
+    async with open_sqlite() as ledger:
+        await controller(groups, ledger=ledger)
+
+
+def cost_us(run: Callable[[int], Awaitable[None]], groups: int) -> float:
+    """Return the processor time of one group, in microseconds."""
+    gc.collect()
+    began = time.process_time()
+    anyio.run(run, groups)
+    return (time.process_time() - began) / groups * 1e6
+
+
+def rss_mb() -> float:
+    """Return the memory that the process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+def growth(rounds: int) -> tuple[float, float]:
+    """Return the cost of a group with 10 engines and with 10,000, in microseconds."""
+
+    def with_engines(count: int, groups: int) -> float:
+        return cost_us(lambda n: controller(n, ledger=MemoryLedger(), count=count, batch=count), groups)
+
+    few = statistics.median(with_engines(10, 2_000) for _ in range(rounds))
+    return few, with_engines(10_000, 20_000)
+
+
+def memory_growth_mb(groups: int) -> float:
+    """Return how much more memory is held after ``groups`` groups than after a fifth of them."""
+
+    async def run(count: int) -> None:
+        await controller(count, ledger=ForgetfulLedger())
+
+    cost_us(run, groups // 5)
+    gc.collect()
+    before = rss_mb()
+    cost_us(run, groups)
+    gc.collect()
+    return rss_mb() - before
+
+
+def profile(groups: int) -> None:
+    """Print where the time of a group goes."""
+    profiler = cProfile.Profile()
+    profiler.runcall(anyio.run, lambda: controller(groups, ledger=MemoryLedger()))
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--groups", type=int, default=4_000)
+    parser.add_argument("--long", type=int, default=100_000)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    if options.profile:
+        profile(options.groups)
+        return
+
+    async def in_memory(groups: int) -> None:
+        await controller(groups, ledger=MemoryLedger())
+
+    sides: dict[str, Callable[[int], Awaitable[None]]] = {
+        "skeleton": skeleton,
+        "controller, memory ledger": in_memory,
+        "controller, sqlite ledger": over_sqlite,
+    }
+    for run in sides.values():
+        cost_us(run, 500)
+    rounds = [{name: cost_us(run, options.groups) for name, run in sides.items()} for _ in range(options.rounds)]
+    table = Table("", "us a group, p50", "x skeleton, p50")
+    for name in sides:
+        costs, ratios = [one[name] for one in rounds], [one[name] / one["skeleton"] for one in rounds]
+        table.add_row(name, f"{statistics.median(costs):.0f}", f"{statistics.median(ratios):.2f}")
+    few, many = growth(options.rounds)
+    table.add_row("10 engines", f"{few:.0f}", "")
+    table.add_row("10,000 engines", f"{many:.0f}", "")
+    grown_mb = memory_growth_mb(options.long)
+    Console(width=100).print(table)
+    name = "controller, memory ledger"
+    print(
+        json.dumps(
+            {
+                "vs_skeleton": round(statistics.median(one[name] / one["skeleton"] for one in rounds), 2),
+                "us_per_group_p50": round(statistics.median(one[name] for one in rounds), 1),
+                "growth_10_to_10000": round(many / few, 2),
+                "rss_growth_mb": round(grown_mb, 1),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
