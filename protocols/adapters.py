@@ -11,6 +11,8 @@ An adapter is a module (or an object, ``module:name``) with three names:
 ``BRINGS``
     Optional, a backend's: sections of the job that it has workloads of its own for, so that their adapters are
     neither checked nor opened.
+``loop_factory(seed, horizon_s=)``
+    Optional, a backend's: what makes the event loop that a run on it belongs on; without it any loop will do.
 
 An adapter's module imports without its heavy parts (torch): only ``open`` needs them.
 """

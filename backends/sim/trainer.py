@@ -181,7 +181,8 @@ def _repeats(batch: BatchLease) -> Iterator[str]:
 
 
 def _check_payload(group: GroupRow, payload: Bulk) -> None:
-    if not isinstance(payload, GroupPayload) or len(payload.samples) <= max(row.sample for row in group.samples):
+    needed = max((row.sample for row in group.samples), default=-1)
+    if not isinstance(payload, GroupPayload) or len(payload.samples) <= needed:
         raise Transient(f"the payload of {group.lease_id} is damaged")
 
 

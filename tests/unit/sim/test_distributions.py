@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.sim.distributions import empirical, lognormal, parse, step_seconds, uniform
+from backends.ledgers import sqlite
+from backends.sim.distributions import empirical, lognormal, parse, sample_lengths, step_seconds, uniform
+from backends.sim.payloads import ScriptedPayloads
+from protocols.adapters import Host
 from protocols.errors import UserError
+from protocols.grading import Grade
+from protocols.inference import Segment
+from protocols.ledger import Graded
+from protocols.messages import LeaseId, PayloadRef, WeightVersion
+from protocols.rollouts import GroupReceipt, SampleReceipt
+from protocols.sections import Site
 from protocols.tracking import StepRecord
 
 NAMES = [f"7/{position}/{sample}/0" for position in range(500) for sample in range(40)]
@@ -63,3 +72,31 @@ def test_a_finished_run_is_read_without_its_first_step(tmp_path: Path) -> None:
 def test_what_is_no_distribution_is_refused_with_what_would_be_one(text: str) -> None:
     with pytest.raises(UserError, match="lognormal:SIGMA"):
         parse(text, untold)
+
+
+@pytest.mark.real_time
+async def test_lengths_come_from_the_record_of_a_run(tmp_path: Path) -> None:
+    """A mean per step has no tail; the record has every sample."""
+    site = Site(job_dir=str(tmp_path), run_dir=str(tmp_path))
+    async with sqlite.open(sqlite.Config(), Host(site=site, payloads=ScriptedPayloads())) as ledger:
+        with pytest.raises(UserError, match="tells nothing of samples"):
+            sample_lengths(tmp_path)
+        await ledger.append((graded("L0", 3, 90), graded("L1", 5)))
+    assert sample_lengths(tmp_path) == (3, 90, 5)
+
+
+def graded(lease_id: str, *lengths: int) -> Graded:
+    samples = tuple(
+        SampleReceipt(
+            tokens=tokens, segments=(Segment(version=WeightVersion(0), count=tokens),), finish="stop", preview=""
+        )
+        for tokens in lengths
+    )
+    receipt = GroupReceipt(
+        lease_id=LeaseId(lease_id),
+        attempt=0,
+        prompt_tokens=1,
+        payload=PayloadRef(owner="o", key="k"),
+        samples=samples,
+    )
+    return Graded(lease_id=LeaseId(lease_id), receipt=receipt, grades=tuple(Grade(reward=0.0) for _ in samples))
