@@ -78,9 +78,16 @@ class Column:
     strict: int | None = None
 
 
+AGES = (1, 2, 4, 8)
 COLUMNS = (
     Column(name="max_age 0", fields={"max_age": 0}, strict=0),
-    *(Column(name=f"loose {age}", fields={"max_age": age}) for age in (1, 2, 4, 8)),
+    Column(name="over-sampled", fields={"max_age": 0, "oversample": 1.5}, strict=0),
+    *(Column(name=f"loose {age}", fields={"max_age": age, "staleness": "loose"}) for age in AGES),
+    *(
+        Column(name=f"{policy} {age}", fields={"max_age": age, "staleness": policy}, strict=age)
+        for policy in ("wait", "drop", "partial")
+        for age in AGES
+    ),
 )
 
 
