@@ -1,6 +1,6 @@
 """From the names in the job to open ports: what the backend hosts, and what opens beside the controller."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -8,6 +8,7 @@ import msgspec
 
 from conductor.bounded import bounded, bounded_backend
 from conductor.config import RunConfig
+from conductor.core.waits import Waits
 from conductor.fleet.group import member_specs, open_group
 from conductor.ports import Ports, Workloads
 from conductor.validation import find_remainder_problem, site_of
@@ -32,7 +33,7 @@ _POOL = "backends.engines.pool:EnginePool"
 
 @asynccontextmanager
 async def open_ports(
-    cfg: RunConfig, *, backend: Backend | None, workloads: Workloads, resume: bool = False
+    cfg: RunConfig, *, backend: Backend | None, workloads: Workloads, waits: Waits, resume: bool = False
 ) -> AsyncGenerator[Ports]:
     """Open everything that the job names and the caller did not bring, and close it in the reverse order.
 
@@ -42,6 +43,7 @@ async def open_ports(
         cfg: A job without problems.
         backend: Where workloads are hosted; None opens the job's.
         workloads: What the caller brings; it stays the caller's to close.
+        waits: Where the calls of the ports are noted while they are open.
         resume: Whether the run goes on with what its folder holds, if it holds one.
 
     Raises:
@@ -51,8 +53,8 @@ async def open_ports(
     site = site_of(cfg, resume=resume)
     async with AsyncExitStack() as stack:
         home = backend or await stack.enter_async_context(_open_backend(cfg.backend, site))
-        bounded_home = bounded_backend(home, cfg.deadlines)
-        opener = _Opener(cfg, site, home, stack)
+        bounded_home = bounded_backend(home, cfg.deadlines, waits)
+        opener = _Opener(cfg, site, home, stack, waits)
         prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
         if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
             raise ConfigError([problem])
@@ -85,15 +87,16 @@ def _open_backend(section: Section, site: Site) -> AbstractAsyncContextManager[B
 class _Opener:
     """Opens adapters into one exit stack."""
 
-    def __init__(self, cfg: RunConfig, site: Site, backend: Backend, stack: AsyncExitStack) -> None:
+    def __init__(self, cfg: RunConfig, site: Site, backend: Backend, stack: AsyncExitStack, waits: Waits) -> None:
         self._cfg = cfg
         self._site = site
         self._backend = backend
         self._stack = stack
+        self._waits = waits
 
     def bound(self, port: type[P], implementation: P) -> P:
         """Bound every call of a port."""
-        return bounded(port, implementation, self._cfg.deadlines)
+        return bounded(port, implementation, self._cfg.deadlines, self._waits)
 
     async def host(self, port: type[P], role: str, section: str, adapter: Section | None) -> P:
         """Launch a role's only worker on the backend and return its port."""
@@ -104,8 +107,8 @@ class _Opener:
         """Launch the engines and return their controller."""
         members = await self._launch("rollout", "engine", self._cfg.engine)
         engines = {member: client(EnginePort, self._caller(member)) for member in members}
-        pool: Callable[[Mapping[WorkerId, EnginePort]], InferenceControllerPort] = load_object(_POOL, "")
-        return pool(engines)
+        pool: Callable[..., InferenceControllerPort] = load_object(_POOL, "")
+        return pool(engines, answer_s=self._cfg.deadlines.abort / 2)  # one silent engine must not use up the deadline
 
     async def beside(self, section: str, adapter: Section | None) -> Any:
         """Open an adapter in the controller's own process; its type is what the section promises."""
@@ -118,7 +121,7 @@ class _Opener:
         group = await self._stack.enter_async_context(
             open_group(
                 member_specs(role, section, _required(section, adapter), self._site),
-                bounded_backend(self._backend, self._cfg.deadlines),
+                bounded_backend(self._backend, self._cfg.deadlines, self._waits),
                 resources=Resources(),
                 stop_s=self._cfg.deadlines.abort,
             )

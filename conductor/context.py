@@ -15,6 +15,7 @@ from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
 from conductor.core.leases import LeaseTable
 from conductor.core.publication import Publication
+from conductor.core.waits import Waits
 from conductor.failures import Failures
 from conductor.observe.lag import LagMonitor
 from conductor.observe.metrics import StepWindow
@@ -38,6 +39,8 @@ class RunContext:
     """One run. Its state is read and changed without an ``await`` in between.
 
     Attributes:
+        waits: The calls of the ports that are open.
+        phase: What the run does, for people.
         changed: Rings after every transition, every publish and every change of the stages' own state.
         resume: Whether the run goes on where its record ends.
         origin: The first event of the record.
@@ -63,6 +66,8 @@ class RunContext:
     admission: Admission
     gate: EpochGate
     publication: Publication
+    waits: Waits
+    phase: str = "starting"
     table: LeaseTable = field(default_factory=LeaseTable)
     changed: Doorbell = field(default_factory=Doorbell)
     window: StepWindow = field(default_factory=StepWindow)
@@ -98,6 +103,11 @@ class RunContext:
     def seconds(self) -> float:
         """For how long the run has trained, without the time between two lives of it."""
         return self.seconds_before + (0.0 if self.began is None else anyio.current_time() - self.began)
+
+    def enter(self, phase: str) -> None:
+        """Begin something, and tell whoever watches."""
+        self.phase = phase
+        self.observer.phase(phase)
 
     async def record(self, *events: LedgerEvent) -> None:
         """Make transitions and write them down.

@@ -37,7 +37,7 @@ async def restore(ctx: RunContext) -> bool:
         return False
     if not ctx.resume:
         raise UserError("the ledger holds the record of a run; resume that run, or begin this one with an empty ledger")
-    ctx.observer.phase("resuming")
+    ctx.enter("resuming")
     ctx.origin = _origin(events)
     await _refuse_changes(ctx, ctx.origin)
     ctx.table = await on_disk("rebuilding the table", ctx.cfg.deadlines.start, lambda: rebuild(events))

@@ -15,6 +15,7 @@ from conductor.context import RunContext
 from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
 from conductor.core.publication import Publication
+from conductor.core.waits import Waits
 from conductor.failures import Failures
 from conductor.observe.log import open_log
 from conductor.observe.observer import Observer
@@ -24,6 +25,7 @@ from conductor.resuming import begin, restore
 from conductor.settling import settle_run
 from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
+from conductor.watchdog import watch
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Stalled
 from protocols.messages import DispatchId, LeaseId, WeightVersion
@@ -41,12 +43,12 @@ async def run(
     resume: bool = False,
 ) -> RunResult:
     """Conduct one run of a job without problems; see ``Conductor.run``."""
-    failures = Failures()
+    failures, waits = Failures(), Waits(anyio.current_time)
     with open_log(cfg.run_dir, to_stderr=to_stderr) as log:
         try:
             observer.phase("starting")
-            async with open_ports(cfg, backend=backend, workloads=workloads, resume=resume) as ports:
-                ctx = make_context(cfg, ports, log=log, observer=observer, failures=failures)
+            async with open_ports(cfg, backend=backend, workloads=workloads, waits=waits, resume=resume) as ports:
+                ctx = make_context(cfg, ports, waits, log=log, observer=observer, failures=failures)
                 ctx.resume = resume
                 with failures.watch("the run"):
                     return await conduct(ctx)
@@ -67,7 +69,7 @@ def _log_end(log: FilteringBoundLogger, error: BaseException) -> None:
 
 
 def make_context(
-    cfg: RunConfig, ports: Ports, *, log: FilteringBoundLogger, observer: Observer, failures: Failures
+    cfg: RunConfig, ports: Ports, waits: Waits, *, log: FilteringBoundLogger, observer: Observer, failures: Failures
 ) -> RunContext:
     """Return the state of a run that has not begun."""
     return RunContext(
@@ -84,6 +86,7 @@ def make_context(
         ),
         gate=EpochGate(remainder=cfg.remainder),
         publication=Publication(cfg.registration),
+        waits=waits,
     )
 
 
@@ -95,11 +98,12 @@ async def conduct(ctx: RunContext) -> RunResult:
         async with anyio.create_task_group() as background:
             if ctx.cfg.lag_interval_s:
                 ctx.start(background, "lag monitor", ctx.lag.run, ctx.cfg.lag_interval_s)
+            ctx.start(background, "watchdog", watch, ctx)
             await _warm_up(ctx)
             ctx.began = anyio.current_time()
             await _run_stages(ctx)
             seconds = ctx.seconds
-            ctx.observer.phase("saving")
+            ctx.enter("saving")
             await save_checkpoint(ctx)
             background.cancel_scope.cancel()
         _check_books(ctx)
@@ -131,7 +135,7 @@ async def conduct(ctx: RunContext) -> RunResult:
 async def _warm_up(ctx: RunContext) -> None:
     """Give the engines the trainer's weights, and keep the collector away from what will not go away."""
     await restore(ctx)
-    ctx.observer.phase("warming up")
+    ctx.enter("warming up")
     manifest = await train.stage_weights(ctx)
     await begin(ctx, manifest.version)
     await publish.publish_pending(ctx)
@@ -143,7 +147,7 @@ async def _warm_up(ctx: RunContext) -> None:
 
 async def _run_stages(ctx: RunContext) -> None:
     """Run the six stages to their end; the bound of the streams is the number of groups in flight."""
-    ctx.observer.phase("training")
+    ctx.enter("training")
     bound = ctx.cfg.slots_in_flight
     with ExitStack() as streams:
         admit_out, rollout_in = _stream(streams, LeaseId, bound)
@@ -172,7 +176,7 @@ async def _save_when_stopped(ctx: RunContext, error: BaseException) -> None:
     """Keep what a run has trained that somebody stopped, where its last step is closed and its record whole."""
     if ctx.closed != ctx.trained or ctx.table.open_dispatches() or ctx.record_failed or not ctx.steps:
         return
-    ctx.observer.phase("saving")
+    ctx.enter("saving")
     try:
         await save_checkpoint(ctx)
     except Exception as exc:
@@ -191,7 +195,7 @@ def _check_books(ctx: RunContext) -> None:
 
 async def _settle(ctx: RunContext, error: BaseException | None) -> None:
     """Settle what is lent and release what is stored; a failure here is a note on the error before it."""
-    ctx.observer.phase("stopping" if error else "finishing")
+    ctx.enter("stopping" if error else "finishing")
     try:
         await settle_run(ctx)
     except Exception as exc:

@@ -9,6 +9,9 @@ An adapter is a module (or an object, ``module:name``) with three names:
 ``open(cfg, host)``
     An async context manager that gives the port. A backend's takes ``(cfg, site)``.
 
+An engine's module may have a fourth, ``capacity(cfg) -> int``: how many samples it takes at once before it refuses more
+as ``EngineBusy``. A job that would have more in flight is refused.
+
 An adapter's module imports without its heavy parts (torch): only ``open`` needs them.
 """
 
