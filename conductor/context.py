@@ -49,6 +49,7 @@ class RunContext:
         closed: The version whose step is closed and recorded.
         saved: The version of the last checkpoint; None: there is none.
         checkpoint: Its folder.
+        checkpoint_wanted: Whether somebody asked for one after the current step.
         steps: The last steps of the run, those before a resume included.
         seconds_before: How long earlier lives of the run trained; ``began``: since when this one does.
         publish_s, checkpoint_s: Seconds that the last publish took, and the last checkpoint.
@@ -79,6 +80,7 @@ class RunContext:
     closed: WeightVersion = INITIAL
     saved: WeightVersion | None = None
     checkpoint: str | None = None
+    checkpoint_wanted: bool = False
     steps: deque[Stepped] = field(default_factory=lambda: deque(maxlen=HISTORY))
     seconds_before: float = 0.0
     began: float | None = None

@@ -12,6 +12,8 @@ from structlog.typing import FilteringBoundLogger
 from conductor.bootstrap import open_ports
 from conductor.config import RunConfig
 from conductor.context import RunContext
+from conductor.control.desk import Desk
+from conductor.control.server import open_control
 from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
 from conductor.core.publication import Publication
@@ -27,7 +29,7 @@ from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
 from conductor.watchdog import watch
 from protocols.backend import Backend
-from protocols.errors import InvariantError, Stalled
+from protocols.errors import InvariantError, Stalled, Stopped
 from protocols.messages import DispatchId, LeaseId, WeightVersion
 
 T = TypeVar("T")
@@ -41,17 +43,29 @@ async def run(
     observer: Observer,
     to_stderr: bool,
     resume: bool = False,
+    control: bool = False,
 ) -> RunResult:
     """Conduct one run of a job without problems; see ``Conductor.run``."""
     failures, waits = Failures(), Waits(anyio.current_time)
-    with open_log(cfg.run_dir, to_stderr=to_stderr) as log:
-        try:
-            observer.phase("starting")
+    desk = Desk(cfg, waits)
+
+    async def open_and_conduct(log: FilteringBoundLogger) -> RunResult:
+        with desk.scope:
             async with open_ports(cfg, backend=backend, workloads=workloads, waits=waits, resume=resume) as ports:
                 ctx = make_context(cfg, ports, waits, log=log, observer=observer, failures=failures)
                 ctx.resume = resume
+                desk.attend(ctx)
                 with failures.watch("the run"):
-                    return await conduct(ctx)
+                    result = await conduct(ctx)
+            log.info("run.finished", steps=result.steps)
+            return result
+        raise Stopped(f"{cfg.name} was asked to stop")
+
+    with open_log(cfg.run_dir, to_stderr=to_stderr) as log:
+        try:
+            observer.phase("starting")
+            async with open_control(cfg.run_dir if control else None, desk.answer, log):
+                return await open_and_conduct(log)
         except BaseExceptionGroup as group:
             verdict = failures.verdict(group)
         except BaseException as exc:
@@ -62,7 +76,7 @@ async def run(
 
 
 def _log_end(log: FilteringBoundLogger, error: BaseException) -> None:
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not isinstance(error, Stopped):
         log.error("run.failed", error=type(error).__name__, message=str(error))
     else:
         log.info("run.stopped", cause=type(error).__name__)

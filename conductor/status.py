@@ -5,10 +5,11 @@ from contextlib import suppress
 
 import anyio
 
+from conductor.config import RunConfig
 from conductor.context import RunContext
 from conductor.core.lease import RUNNING, Lease, State
 from conductor.core.status import MOST_LISTED, EngineStanding, GroupStatus, RunStatus, WaitStatus
-from conductor.core.waits import Wait
+from conductor.core.waits import Wait, Waits
 
 _OF_GROUPS = frozenset({"RolloutExecutor.generate", "Grader.grade"})
 _THROUGHPUT = {
@@ -16,6 +17,21 @@ _THROUGHPUT = {
     "throughput/tokens_per_s": "tokens_per_s",
     "time/step_s": "step_s",
 }
+
+
+def opening_status(cfg: RunConfig, waits: Waits) -> RunStatus:
+    """Return where a run stands whose ports are being opened."""
+    now = anyio.current_time()
+    return RunStatus(
+        name=cfg.name,
+        phase="starting",
+        steps=cfg.steps,
+        quiet_s=now - waits.moved,
+        stall_s=cfg.deadlines.stall_s,
+        slots=cfg.slots_in_flight,
+        waits=tuple(_wait(wait, now) for wait in list(waits)[:MOST_LISTED]),
+        open_waits=len(waits),
+    )
 
 
 def take_status(ctx: RunContext, engines: tuple[EngineStanding, ...] = ()) -> RunStatus:

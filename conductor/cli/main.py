@@ -5,9 +5,11 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from typing import NoReturn
 
 import click
 
+from conductor.cli.asking import show_status, show_why, stop, write_checkpoint
 from conductor.cli.inspecting import inspect_run
 from conductor.cli.running import run_job
 from conductor.cli.summary import summary
@@ -35,7 +37,7 @@ def main() -> None:
     """Conduct reinforcement-learning post-training of language models.
 
     Exit codes: 0 done; 1 a bug nobody foresaw; 2 the job is wrong; 3 the run cannot go on; 4 a rule of
-    the controller was broken; 130 and 143 stopped by a signal.
+    the controller was broken; 130 and 143 stopped by a signal, or by conductor stop (130).
     """
 
 
@@ -72,11 +74,37 @@ def inspect(run_dir: str, lease: str | None, *, as_json: bool) -> None:
 
     The run may be going on. Exit code 4: the books do not balance, or the record is damaged.
     """
-    try:
-        sys.exit(inspect_run(read_job(run_dir), lease=lease, as_json=as_json))
-    except ConductorError as exc:
-        click.echo(exc.message, err=True)
-        sys.exit(exc.exit_code)
+    _exit(lambda: inspect_run(read_job(run_dir), lease=lease, as_json=as_json))
+
+
+@main.command()
+@_RUN_DIR
+@_JSON
+def status(run_dir: str, *, as_json: bool) -> None:
+    """Say where the run in RUN_DIR stands, or what became of it."""
+    _exit(lambda: show_status(run_dir, as_json=as_json))
+
+
+@main.command()
+@_RUN_DIR
+@_JSON
+def why(run_dir: str, *, as_json: bool) -> None:
+    """Say what the run in RUN_DIR waits for right now, and what would let it go on."""
+    _exit(lambda: show_why(run_dir, as_json=as_json))
+
+
+@main.command(name="stop")
+@_RUN_DIR
+def stop_run(run_dir: str) -> None:
+    """Stop the run in RUN_DIR as a first signal does: abort what is lent out, save what was trained."""
+    _exit(lambda: stop(run_dir))
+
+
+@main.command()
+@_RUN_DIR
+def checkpoint(run_dir: str) -> None:
+    """Let the run in RUN_DIR write a checkpoint after its current step; prints its folder."""
+    _exit(lambda: write_checkpoint(run_dir))
 
 
 @main.command()
@@ -86,6 +114,15 @@ def validate(job: str, overrides: tuple[str, ...]) -> None:
     """List everything that is wrong with a JOB, without starting anything."""
     cfg = _loaded(partial(load_config, job, overrides=overrides), to_stderr=False)
     click.echo(f"ok\n{summary(cfg)}")
+
+
+def _exit(act: Callable[[], int]) -> NoReturn:
+    """Exit with what an act returns, or with the code of its error."""
+    try:
+        sys.exit(act())
+    except ConductorError as exc:
+        click.echo(exc.message, err=True)
+        sys.exit(exc.exit_code)
 
 
 @contextmanager

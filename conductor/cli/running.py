@@ -17,7 +17,7 @@ from conductor.config import RunConfig
 from conductor.jobfile import holds_run
 from conductor.observe.progress import open_progress, show_result
 from conductor.result import RunResult
-from protocols.errors import ConductorError
+from protocols.errors import ConductorError, Stopped
 
 _OURS = 4
 """Exit code of the errors that say a rule of the project itself was broken."""
@@ -29,16 +29,18 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False)
         logger_factory=structlog.PrintLoggerFactory(sys.stderr)
     )  # what adapters say; stdout is for results
     with open_progress(cfg.steps, sys.stderr if as_json else sys.stdout, quiet=quiet) as observer:
-        run = partial(Conductor.run, cfg, observer=observer, to_stderr=not quiet, resume=resume)
+        run = partial(Conductor.run, cfg, observer=observer, to_stderr=not quiet, resume=resume, control=True)
         ending: Ending[RunResult] = anyio.run(under_signals, run, _say)
     if ending.value is not None:
         _show(ending.value, quiet=quiet, as_json=as_json)
         return 0
-    if ending.error is not None:
+    asked_to = isinstance(ending.error, Stopped)
+    if ending.error is not None and not asked_to:
         _report(ending.error)
-    failed = "stopped" if ending.error is None else _headline(ending.error)
+    failed = "stopped" if ending.error is None or asked_to else _headline(ending.error)
     click.echo(f"{failed}; {_whereabouts(cfg.run_dir)}", err=True)
-    if ending.stopped_by is not None and cfg.run_dir is not None and holds_run(Path(cfg.run_dir)):
+    stopped = ending.stopped_by is not None or asked_to
+    if stopped and cfg.run_dir is not None and holds_run(Path(cfg.run_dir)):
         click.echo(f"go on with: conductor resume {cfg.run_dir}", err=True)
     if ending.stopped_by is not None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more, and Python's own exit would fail with a traceback

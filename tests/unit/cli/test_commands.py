@@ -163,7 +163,9 @@ def test_where_the_program_is_to_blame_there_is_a_traceback(job: str, fails: str
 def test_help_names_the_commands_and_the_exit_codes() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
-    for word in ("run", "resume", "inspect", "validate", "Exit codes"):
+    for word in ("run", "resume", "inspect", "status", "why", "stop", "checkpoint", "validate", "Exit codes"):
         assert word in result.stdout
     assert isinstance(main, click.Group)
-    assert sorted(main.commands) == ["inspect", "resume", "run", "validate"]
+    assert sorted(main.commands) == [
+        "checkpoint", "inspect", "resume", "run", "status", "stop", "validate", "why",
+    ]  # fmt: skip
