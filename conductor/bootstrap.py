@@ -10,11 +10,11 @@ from conductor.bounded import bounded, bounded_backend
 from conductor.config import RunConfig
 from conductor.core.waits import Waits
 from conductor.fleet.group import member_specs, open_group
-from conductor.ports import Ports, Workloads
+from conductor.ports import EvaluationPorts, Ports, Workloads
 from conductor.validation import find_remainder_problem, site_of
 from protocols.adapters import Host, load_object, resolve
 from protocols.backend import Backend, Resources
-from protocols.errors import ConfigError, InvariantError
+from protocols.errors import ConfigError, InvariantError, Problem
 from protocols.grading import GraderPort
 from protocols.inference import EnginePort, InferenceControllerPort
 from protocols.ledger import LedgerPort
@@ -58,6 +58,7 @@ async def open_ports(
         prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
         if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
             raise ConfigError([problem])
+        evaluation = await _evaluation_prompts(cfg, workloads, opener)
         ledger = opener.bound(LedgerPort, workloads.ledger or await opener.beside("ledger", cfg.ledger_section))
         trackers = workloads.trackers
         if trackers is None:
@@ -66,17 +67,42 @@ async def open_ports(
         inference = opener.bound(InferenceControllerPort, workloads.inference or await opener.pool())
         await bounded_home.launcher.serve(await inference.endpoint(), inference)
         executor = workloads.executor or await opener.host(RolloutExecutorPort, "episode", "episode", cfg.episode)
-        grader = workloads.grader or await opener.host(GraderPort, "reward", "reward", cfg.reward)
+        grader = opener.bound(
+            GraderPort, workloads.grader or await opener.host(GraderPort, "reward", "reward", cfg.reward)
+        )
         yield Ports(
             backend=bounded_home,
             prompts=prompts,
             executor=opener.bound(RolloutExecutorPort, executor),
             inference=inference,
-            grader=opener.bound(GraderPort, grader),
+            grader=grader,
             trainer=opener.bound(TrainerPort, trainer),
             ledger=ledger,
             trackers=tuple(opener.bound(TrackerPort, tracker) for tracker in trackers),
+            evaluation=await _evaluation_ports(cfg, workloads, opener, evaluation, grader),
         )
+
+
+async def _evaluation_prompts(cfg: RunConfig, workloads: Workloads, opener: "_Opener") -> PromptSourcePort | None:
+    if cfg.evaluation is None:
+        return None
+    source = workloads.evaluation_prompts or await opener.beside("prompts", cfg.evaluation.prompts)
+    prompts = opener.bound(PromptSourcePort, source)
+    if cfg.evaluation.size is None and await prompts.epoch_length() is None:
+        why, mend = "its prompts know no epoch, so there is no end to them", "say how many are to be drawn"
+        raise ConfigError([Problem(field="evaluation.size", value=None, why=why, mend=mend)])
+    return prompts
+
+
+async def _evaluation_ports(
+    cfg: RunConfig, workloads: Workloads, opener: "_Opener", prompts: PromptSourcePort | None, grader: GraderPort
+) -> EvaluationPorts | None:
+    if cfg.evaluation is None or prompts is None:
+        return None
+    own = workloads.evaluation_grader
+    if own is None and cfg.evaluation.reward is not None:
+        own = await opener.host(GraderPort, "evaluation", "reward", cfg.evaluation.reward)
+    return EvaluationPorts(prompts=prompts, grader=grader if own is None else opener.bound(GraderPort, own))
 
 
 def _open_backend(section: Section, site: Site) -> AbstractAsyncContextManager[Backend]:

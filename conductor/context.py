@@ -13,6 +13,7 @@ from structlog.typing import FilteringBoundLogger
 from conductor.config import RunConfig
 from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
+from conductor.core.evaluation import Evaluation
 from conductor.core.leases import LeaseTable
 from conductor.core.publication import Publication
 from conductor.core.waits import Waits
@@ -22,8 +23,9 @@ from conductor.observe.metrics import StepWindow
 from conductor.observe.observer import Observer
 from conductor.ports import Ports
 from protocols.aio import Doorbell, owned
-from protocols.ledger import LedgerEvent, RunStarted, Stepped
+from protocols.ledger import Evaluated, LedgerEvent, RunStarted, Stepped
 from protocols.messages import LeaseId, WeightVersion
+from protocols.prompts import Prompt
 
 Args = TypeVarTuple("Args")
 Streams = TypeVarTuple("Streams")
@@ -49,6 +51,11 @@ class RunContext:
         closed: The version whose step is closed and recorded.
         saved: The version of the last checkpoint; None: there is none.
         checkpoint: Its folder.
+        evaluation_prompts: What every evaluation is about.
+        evaluation: The one that goes on; None: none does.
+        evaluated: The last version evaluated, or begun to be; None: none was.
+        owed: Whether something of an evaluation may still run, since nobody confirmed that it ended.
+        evaluations: What the last ones came to, those before a resume included.
         checkpoint_wanted: Whether somebody asked for one after the current step.
         steps: The last steps of the run, those before a resume included.
         seconds_before: How long earlier lives of the run trained; ``began``: since when this one does.
@@ -81,6 +88,11 @@ class RunContext:
     saved: WeightVersion | None = None
     checkpoint: str | None = None
     checkpoint_wanted: bool = False
+    evaluation_prompts: tuple[Prompt, ...] = ()
+    evaluation: Evaluation | None = None
+    evaluated: WeightVersion | None = None
+    owed: bool = False
+    evaluations: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=HISTORY))
     steps: deque[Stepped] = field(default_factory=lambda: deque(maxlen=HISTORY))
     seconds_before: float = 0.0
     began: float | None = None
@@ -130,7 +142,7 @@ class RunContext:
         """Put a summary in the place of the record."""
         if self.origin is None or self.record_failed:
             return
-        events = (self.origin, self.table.compacted(), *self.steps)
+        events = (self.origin, self.table.compacted(), *self.steps, *self.evaluations)
         self.recorded = len(events)
         await self._write(self.ports.ledger.compact(events))
 

@@ -27,6 +27,7 @@ from conductor.resuming import begin, restore
 from conductor.settling import settle_run
 from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
+from conductor.stages.evaluate import draw_prompts, evaluate_last
 from conductor.watchdog import watch
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Stalled, Stopped
@@ -119,6 +120,7 @@ async def conduct(ctx: RunContext) -> RunResult:
             seconds = ctx.seconds
             ctx.enter("saving")
             await save_checkpoint(ctx)
+            await evaluate_last(ctx)
             background.cancel_scope.cancel()
         _check_books(ctx)
     except BaseException as exc:
@@ -136,6 +138,7 @@ async def conduct(ctx: RunContext) -> RunResult:
     return RunResult(
         steps=ctx.trained - ctx.first_version,
         metrics=tuple(step.record for step in ctx.steps),
+        evaluations=tuple(event.record for event in ctx.evaluations),
         checkpoint=ctx.checkpoint,
         accounts=ctx.table.accounts,
         samples=ctx.table.tally.trained_samples,
@@ -150,6 +153,7 @@ async def _warm_up(ctx: RunContext) -> None:
     """Give the engines the trainer's weights, and keep the collector away from what will not go away."""
     await restore(ctx)
     ctx.enter("warming up")
+    await draw_prompts(ctx)
     manifest = await train.stage_weights(ctx)
     await begin(ctx, manifest.version)
     await publish.publish_pending(ctx)

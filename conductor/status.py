@@ -7,8 +7,9 @@ import anyio
 
 from conductor.config import RunConfig
 from conductor.context import RunContext
+from conductor.core.evaluation import Evaluation
 from conductor.core.lease import RUNNING, Lease, State
-from conductor.core.status import MOST_LISTED, EngineStanding, GroupStatus, RunStatus, WaitStatus
+from conductor.core.status import MOST_LISTED, EngineStanding, EvaluationStatus, GroupStatus, RunStatus, WaitStatus
 from conductor.core.waits import Wait, Waits
 
 _OF_GROUPS = frozenset({"RolloutExecutor.generate", "Grader.grade"})
@@ -68,6 +69,7 @@ def take_status(ctx: RunContext, engines: tuple[EngineStanding, ...] = ()) -> Ru
         waits=tuple(_wait(wait, now) for wait in others[:MOST_LISTED]),
         open_waits=len(ctx.waits),
         engines=engines[:MOST_LISTED],
+        evaluation=None if ctx.evaluation is None else _evaluation(ctx.evaluation, now),
         throughput=_throughput(ctx),
         failures=dict(ctx.window.totals),
         checkpoint=ctx.checkpoint,
@@ -99,6 +101,17 @@ def _group(lease: Lease, waits: Mapping[str, Wait], now: float) -> GroupStatus:
         call="" if wait is None else wait.call,
         seconds=0.0 if wait is None else now - wait.since,
         deadline_s=0.0 if wait is None else wait.deadline_s,
+    )
+
+
+def _evaluation(evaluation: Evaluation, now: float) -> EvaluationStatus:
+    return EvaluationStatus(
+        version=evaluation.version,
+        prompts=evaluation.prompts,
+        graded=len(evaluation.graded),
+        failed=evaluation.failed,
+        running=evaluation.running,
+        seconds=now - evaluation.began,
     )
 
 

@@ -135,6 +135,12 @@ class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
     failures: dict[str, int] = {}
 
 
+class Evaluated(Message, frozen=True, kw_only=True, tag="evaluated"):
+    """An evaluation is done; ``record.step`` is the version that it was pinned to. It is in no accounts."""
+
+    record: StepRecord
+
+
 class CheckpointBegan(Message, frozen=True, kw_only=True, tag="checkpoint_began"):
     """A checkpoint of ``version`` is about to be written: what was settled before it belongs to it.
 
@@ -252,6 +258,7 @@ LedgerEvent = (
     | Dropped
     | EpochClosed
     | Stepped
+    | Evaluated
     | CheckpointBegan
     | Checkpointed
     | Resumed

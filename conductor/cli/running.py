@@ -50,17 +50,18 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False)
 
 def result_json(result: RunResult) -> str:
     """Return what ``--json`` prints, on one line."""
-    return msgspec.json.encode(
-        {
-            "steps": result.steps,
-            "reward_first": result.reward_first,
-            "reward_last": result.reward_last,
-            "samples_per_s": result.samples_per_s,
-            "accounts": result.accounts,
-            "run_dir": result.run_dir,
-            "checkpoint": result.checkpoint,
-        }
-    ).decode()
+    values = {
+        "steps": result.steps,
+        "reward_first": result.reward_first,
+        "reward_last": result.reward_last,
+        "samples_per_s": result.samples_per_s,
+        "accounts": result.accounts,
+        "run_dir": result.run_dir,
+        "checkpoint": result.checkpoint,
+    }
+    if result.evaluations:
+        values["evaluations"] = result.evaluations
+    return msgspec.json.encode(values).decode()
 
 
 def _say(line: str) -> None:

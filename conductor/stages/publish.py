@@ -8,13 +8,16 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from conductor.context import RunContext
+from conductor.stages.evaluate import evaluate_if_due
 from protocols.messages import WeightVersion
 
 
 async def run(ctx: RunContext, staged: MemoryObjectReceiveStream[WeightVersion]) -> None:
-    """Publish whatever is staged, newest first."""
+    """Publish whatever is staged, newest first; what is to be evaluated is, before anything else is published."""
+    await evaluate_if_due(ctx)  # a run that goes on may have been ended before it came to it
     async for _ in staged:
         await publish_pending(ctx)
+        await evaluate_if_due(ctx)
 
 
 async def publish_pending(ctx: RunContext) -> None:

@@ -15,6 +15,7 @@ from conductor.result import RunResult
 from protocols.ledger import LedgerEvent
 from tests.support.runs import open_backend_over, workloads_of
 from tests.support.scripted.chained import ChainedTrainer
+from tests.support.scripted.prompts import ScriptedPrompts
 from tests.support.scripted.workloads import ScriptedWorkloads
 
 
@@ -63,6 +64,7 @@ class Lives:
         cfg: The job; its folder is taken from ``folder``.
         build: Makes the workloads of one life.
         folder: Where the lives write, one folder after the other.
+        evaluated_on: Makes the prompts of an evaluation for one life; None: it has none.
 
     Attributes:
         events: The record.
@@ -72,6 +74,7 @@ class Lives:
     cfg: RunConfig
     build: Callable[[], ScriptedWorkloads]
     folder: Path
+    evaluated_on: Callable[[], ScriptedPrompts] | None = None
     events: list[LedgerEvent] = field(default_factory=list)
     trainer: Any = None
     _run_dir: Path | None = None
@@ -96,9 +99,10 @@ class Lives:
         try:
             async with open_backend_over(scripted) as backend:
                 cfg = msgspec.structs.replace(self.cfg, run_dir=str(run_dir))
-                result = await Conductor.run(
-                    cfg, backend=backend, workloads=workloads_of(scripted, ledger), resume=True
-                )
+                workloads = workloads_of(scripted, ledger)
+                if self.evaluated_on is not None:
+                    workloads = replace(workloads, evaluation_prompts=self.evaluated_on())
+                result = await Conductor.run(cfg, backend=backend, workloads=workloads, resume=True)
         except BaseException:  # noqa: ASYNC103 - the life is over, however its unwinding ended
             if not ledger.dead:
                 raise

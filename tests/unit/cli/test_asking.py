@@ -152,3 +152,32 @@ def test_a_second_controller_leaves_the_first_ones_socket(tmp_path: Path) -> Non
         second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)  # noqa: S603
         assert second.returncode == 2
         assert shown(tmp_path)["live"]
+
+
+def test_a_job_with_an_evaluation_runs_tells_and_goes_on(tmp_path: Path) -> None:
+    """The job that the folder keeps holds the sections of the evaluation as the job file has them."""
+    job = tmp_path / "job.toml"
+    job.write_text(
+        JOB + '\n[evaluation]\nevery = 1\nsize = 3\nsamples = 2\nprompts = "tests.unit.cli.scripted:prompts"\n'
+        'reward = { kind = "tests.unit.cli.scripted:reward" }\n',
+        encoding="utf-8",
+    )
+    assert "evaluated every 1 steps and at the end, on 3 prompts x 2" in invoke("validate", str(job)).stdout
+    result = invoke("run", str(job), "--run-dir", str(tmp_path / "run"), "--quiet", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [(done["step"], done["metrics"]["eval/reward/mean"]) for done in found["evaluations"]] == [
+        (1, 0.5),
+        (2, 0.5),
+    ]
+    kept = json.loads((tmp_path / "run" / "job.json").read_text())["evaluation"]
+    assert kept["prompts"] == {"kind": "tests.unit.cli.scripted:prompts"}
+    resumed = invoke(
+        "run", str(job), "--run-dir", str(tmp_path / "run"), "--resume", "--quiet", "--json",
+        "--set", "steps=3", "--set", "evaluation.every=2",
+    )  # fmt: skip
+    assert resumed.exit_code == 0, resumed.output
+    assert [done["step"] for done in json.loads(resumed.stdout)["evaluations"]] == [1, 2, 3]
+    again = invoke("resume", str(tmp_path / "run"))
+    assert again.exit_code == 0, again.output
+    assert "0.500 at step 1 -> 0.500 at step 3" in again.stdout
