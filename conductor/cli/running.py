@@ -5,6 +5,7 @@ import sys
 import traceback
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import click
@@ -50,7 +51,7 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False)
 
 def result_json(result: RunResult) -> str:
     """Return what ``--json`` prints, on one line."""
-    values = {
+    values: dict[str, Any] = {
         "steps": result.steps,
         "reward_first": result.reward_first,
         "reward_last": result.reward_last,

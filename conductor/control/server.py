@@ -19,7 +19,7 @@ from conductor.control.messages import Reply, Request, encode
 from conductor.control.place import Bound, Taken, bind, unbind
 from conductor.disk import on_disk
 from protocols.aio import open_tasks, owned
-from protocols.errors import ConductorError
+from protocols.errors import ConductorError, PortFailed
 
 Answer = Callable[[Request], Awaitable[Reply]]
 
@@ -27,7 +27,7 @@ _CLIENTS = 8
 _LINE = 4096  # bytes of a request
 _CLIENT_S = 10.0  # to send a request, and to take an answer
 _PLACE_S = 10.0  # to make the socket, and to remove it
-_BREATH_S = 1.0  # after a connection could not be accepted: there are no more descriptors
+_BREATH_S = 1.0  # after something failed that is not the client's doing: there may be no more descriptors
 
 
 @asynccontextmanager
@@ -47,14 +47,19 @@ async def open_control(run_dir: str | None, answer: Answer, log: FilteringBoundL
 
 
 async def _serve(run_dir: Path, answer: Answer, log: FilteringBoundLogger) -> None:
-    made: list[Bound] = []  # filled in the thread: a cancellation must not lose what was made there
     try:
-        await on_disk("making the control socket", _PLACE_S, lambda: made.append(bind(run_dir)))
-        await owned("control", partial(_listen, made[0], answer, log))
+        await owned("control", partial(_bind_and_listen, run_dir, answer, log))
     except Taken:
         log.warning("control.taken", run_dir=str(run_dir), why="another process answers for this folder")
     except Exception as exc:  # noqa: BLE001 - the run goes on without it
         log.warning("control.failed", error=type(exc).__name__, message=str(exc))
+
+
+async def _bind_and_listen(run_dir: Path, answer: Answer, log: FilteringBoundLogger) -> None:
+    made: list[Bound] = []  # filled in the thread: a cancellation must not lose what was made there
+    try:
+        await on_disk("making the control socket", _PLACE_S, lambda: made.append(bind(run_dir)))
+        await _listen(made[0], answer, log)
     finally:
         if made:
             with anyio.move_on_after(_PLACE_S, shield=True):
@@ -69,42 +74,44 @@ async def _remove(bound: Bound, log: FilteringBoundLogger) -> None:
 
 
 async def _listen(bound: Bound, answer: Answer, log: FilteringBoundLogger) -> None:
-    room = anyio.Semaphore(_CLIENTS)
-    async with await SocketListener.from_socket(bound.listening) as listener, anyio.create_task_group() as clients:
-        while True:
-            await room.acquire()
-            try:
-                stream = await listener.accept()
-            except anyio.BrokenResourceError as exc:
-                room.release()
-                log.warning("control.refused", message=str(exc.__cause__))
-                await anyio.sleep(_BREATH_S)
-            else:
-                clients.start_soon(_attend, stream, answer, room, log, name="control client")
+    turn = anyio.Lock()  # one of them waits for the next client, the others attend to theirs
+    async with await SocketListener.from_socket(bound.listening) as listener, anyio.create_task_group() as clerks:
+        for number in range(_CLIENTS):
+            clerks.start_soon(_attend, listener, turn, answer, log, name=f"control {number}")
 
 
-async def _attend(stream: SocketStream, answer: Answer, room: anyio.Semaphore, log: FilteringBoundLogger) -> None:
-    try:
-        async with stream:
-            await owned("control client", partial(_converse, stream, answer))
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-        pass  # it is gone
-    except Exception as exc:  # noqa: BLE001 - the others are attended to
-        log.warning("control.failed", error=type(exc).__name__, message=str(exc))
-    finally:
-        room.release()
+async def _attend(listener: SocketListener, turn: anyio.Lock, answer: Answer, log: FilteringBoundLogger) -> None:
+    """Attend to one client after the other."""
+    while True:
+        try:
+            await owned("control client", partial(_attend_once, listener, turn, answer))
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # it is gone
+        except Exception as exc:  # noqa: BLE001 - the next one is attended to
+            log.warning("control.failed", error=type(exc).__name__, message=str(exc))
+            await anyio.sleep(_BREATH_S)
+
+
+async def _attend_once(listener: SocketListener, turn: anyio.Lock, answer: Answer) -> None:
+    async with turn:
+        try:
+            stream = await listener.accept()
+        except anyio.BrokenResourceError as exc:
+            raise PortFailed(f"no connection could be accepted: {exc.__cause__}") from exc
+    await _converse(stream, answer)
 
 
 async def _converse(stream: SocketStream, answer: Answer) -> None:
     """Answer one request after the other until the client falls silent, goes, or sends what is none."""
-    lines = BufferedByteReceiveStream(stream)
-    while (line := await _line(lines)) is not None:
-        try:
-            request = msgspec.json.decode(line, type=Request)
-        except msgspec.MsgspecError as exc:
-            await _send(stream, Reply(error=f"this is no request of at most {_LINE} bytes: {exc}"))
-            return
-        await _send(stream, await answer(request))
+    async with stream:
+        lines = BufferedByteReceiveStream(stream)
+        while (line := await _line(lines)) is not None:
+            try:
+                request = msgspec.json.decode(line, type=Request)
+            except msgspec.MsgspecError as exc:
+                await _send(stream, Reply(error=f"this is no request of at most {_LINE} bytes: {exc}"))
+                return
+            await _send(stream, await answer(request))
 
 
 async def _line(lines: BufferedByteReceiveStream) -> bytes | None:

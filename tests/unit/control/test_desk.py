@@ -42,7 +42,9 @@ async def run_and(asking: Asking, cfg: RunConfig, scripted: ScriptedWorkloads) -
     async with open_backend_over(scripted) as backend, open_tasks() as group:
         group.start_soon(asking, Path(str(cfg.run_dir)), scripted)
         with anyio.fail_after(30.0):
-            return await Conductor.run(cfg, backend=backend, workloads=workloads_of(scripted), control=True)
+            result = await Conductor.run(cfg, backend=backend, workloads=workloads_of(scripted), control=True)
+        group.cancel_scope.cancel()  # whoever still asks would ask for ever
+        return result
 
 
 def quick(**fields: object) -> ScriptedWorkloads:
