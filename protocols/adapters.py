@@ -12,6 +12,9 @@ An adapter is a module (or an object, ``module:name``) with three names:
     Optional, a backend's: sections of the job that it has workloads of its own for, so that their adapters are
     neither checked nor opened.
 
+An engine's module may have a fourth, ``capacity(cfg) -> int``: how many samples it takes at once before it refuses more
+as ``EngineBusy``. A job that would have more in flight is refused.
+
 An adapter's module imports without its heavy parts (torch): only ``open`` needs them.
 """
 

@@ -181,7 +181,9 @@ def _repeats(batch: BatchLease) -> Iterator[str]:
 
 
 def _check_payload(group: GroupRow, payload: Bulk) -> None:
-    if not isinstance(payload, GroupPayload) or len(payload.samples) <= max(row.sample for row in group.samples):
+    if not isinstance(payload, GroupPayload) or len(payload.samples) <= max(
+        (row.sample for row in group.samples), default=-1
+    ):
         raise Transient(f"the payload of {group.lease_id} is damaged")
 
 
