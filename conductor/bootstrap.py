@@ -9,12 +9,13 @@ import msgspec
 from conductor.bounded import bounded, bounded_backend
 from conductor.config import RunConfig
 from conductor.core.staleness import SAMPLERS, Policy, Sampler
+from conductor.core.waits import Waits
 from conductor.fleet.group import member_specs, open_group
-from conductor.ports import Ports, Workloads
+from conductor.ports import EvaluationPorts, Ports, Workloads
 from conductor.validation import find_remainder_problem, site_of
 from protocols.adapters import Host, load_object, resolve
 from protocols.backend import Backend, Resources
-from protocols.errors import ConfigError, InvariantError
+from protocols.errors import ConfigError, InvariantError, Problem
 from protocols.grading import GraderPort
 from protocols.inference import EnginePort, InferenceControllerPort
 from protocols.ledger import LedgerPort
@@ -33,7 +34,7 @@ _POOL = "backends.engines.pool:EnginePool"
 
 @asynccontextmanager
 async def open_ports(
-    cfg: RunConfig, *, backend: Backend | None, workloads: Workloads, resume: bool = False
+    cfg: RunConfig, *, backend: Backend | None, workloads: Workloads, waits: Waits, resume: bool = False
 ) -> AsyncGenerator[Ports]:
     """Open everything that the job names and the caller did not bring, and close it in the reverse order.
 
@@ -43,6 +44,7 @@ async def open_ports(
         cfg: A job without problems.
         backend: Where workloads are hosted; None opens the job's.
         workloads: What the caller brings; it stays the caller's to close.
+        waits: Where the calls of the ports are noted while they are open.
         resume: Whether the run goes on with what its folder holds, if it holds one.
 
     Raises:
@@ -52,11 +54,12 @@ async def open_ports(
     site = site_of(cfg, resume=resume)
     async with AsyncExitStack() as stack:
         home = backend or await stack.enter_async_context(_open_backend(cfg.backend, site))
-        bounded_home = bounded_backend(home, cfg.deadlines)
-        opener = _Opener(cfg, site, home, stack)
+        bounded_home = bounded_backend(home, cfg.deadlines, waits)
+        opener = _Opener(cfg, site, home, stack, waits)
         prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
         if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
             raise ConfigError([problem])
+        evaluation = await _evaluation_prompts(cfg, workloads, opener)
         ledger = opener.bound(LedgerPort, workloads.ledger or await opener.beside("ledger", cfg.ledger_section))
         trackers = workloads.trackers
         if trackers is None:
@@ -65,17 +68,42 @@ async def open_ports(
         inference = opener.bound(InferenceControllerPort, workloads.inference or await opener.pool())
         await bounded_home.launcher.serve(await inference.endpoint(), inference)
         executor = workloads.executor or await opener.host(RolloutExecutorPort, "episode", "episode", cfg.episode)
-        grader = workloads.grader or await opener.host(GraderPort, "reward", "reward", cfg.reward)
+        grader = opener.bound(
+            GraderPort, workloads.grader or await opener.host(GraderPort, "reward", "reward", cfg.reward)
+        )
         yield Ports(
             backend=bounded_home,
             prompts=prompts,
             executor=opener.bound(RolloutExecutorPort, executor),
             inference=inference,
-            grader=opener.bound(GraderPort, grader),
+            grader=grader,
             trainer=opener.bound(TrainerPort, trainer),
             ledger=ledger,
             trackers=tuple(opener.bound(TrackerPort, tracker) for tracker in trackers),
+            evaluation=await _evaluation_ports(cfg, workloads, opener, evaluation, grader),
         )
+
+
+async def _evaluation_prompts(cfg: RunConfig, workloads: Workloads, opener: "_Opener") -> PromptSourcePort | None:
+    if cfg.evaluation is None:
+        return None
+    source = workloads.evaluation_prompts or await opener.beside("prompts", cfg.evaluation.prompts)
+    prompts = opener.bound(PromptSourcePort, source)
+    if cfg.evaluation.size is None and await prompts.epoch_length() is None:
+        why, mend = "its prompts know no epoch, so there is no end to them", "say how many are to be drawn"
+        raise ConfigError([Problem(field="evaluation.size", value=None, why=why, mend=mend)])
+    return prompts
+
+
+async def _evaluation_ports(
+    cfg: RunConfig, workloads: Workloads, opener: "_Opener", prompts: PromptSourcePort | None, grader: GraderPort
+) -> EvaluationPorts | None:
+    if cfg.evaluation is None or prompts is None:
+        return None
+    own = workloads.evaluation_grader
+    if own is None and cfg.evaluation.reward is not None:
+        own = await opener.host(GraderPort, "evaluation", "reward", cfg.evaluation.reward)
+    return EvaluationPorts(prompts=prompts, grader=grader if own is None else opener.bound(GraderPort, own))
 
 
 def _open_backend(section: Section, site: Site) -> AbstractAsyncContextManager[Backend]:
@@ -86,15 +114,16 @@ def _open_backend(section: Section, site: Site) -> AbstractAsyncContextManager[B
 class _Opener:
     """Opens adapters into one exit stack."""
 
-    def __init__(self, cfg: RunConfig, site: Site, backend: Backend, stack: AsyncExitStack) -> None:
+    def __init__(self, cfg: RunConfig, site: Site, backend: Backend, stack: AsyncExitStack, waits: Waits) -> None:
         self._cfg = cfg
         self._site = site
         self._backend = backend
         self._stack = stack
+        self._waits = waits
 
     def bound(self, port: type[P], implementation: P) -> P:
         """Bound every call of a port."""
-        return bounded(port, implementation, self._cfg.deadlines)
+        return bounded(port, implementation, self._cfg.deadlines, self._waits)
 
     async def host(self, port: type[P], role: str, section: str, adapter: Section | None) -> P:
         """Launch a role's only worker on the backend and return its port."""
@@ -106,7 +135,8 @@ class _Opener:
         members = await self._launch("rollout", "engine", self._cfg.engine, count=self._cfg.engines)
         engines = {member: client(EnginePort, self._caller(member)) for member in members}
         pool: Callable[..., InferenceControllerPort] = load_object(_POOL, "")
-        return pool(engines, mode=self._cfg.publish)
+        answer_s = self._cfg.deadlines.abort / 2  # one silent engine must not use up the deadline
+        return pool(engines, mode=self._cfg.publish, answer_s=answer_s)
 
     async def beside(self, section: str, adapter: Section | None) -> Any:
         """Open an adapter in the controller's own process; its type is what the section promises."""
@@ -121,7 +151,7 @@ class _Opener:
         group = await self._stack.enter_async_context(
             open_group(
                 member_specs(role, section, _required(section, adapter), self._site, count=count),
-                bounded_backend(self._backend, self._cfg.deadlines),
+                bounded_backend(self._backend, self._cfg.deadlines, self._waits),
                 resources=Resources(),
                 stop_s=self._cfg.deadlines.abort,
             )

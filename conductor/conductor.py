@@ -24,6 +24,7 @@ class Conductor:
         observer: Observer | None = None,
         to_stderr: bool = False,
         resume: bool = False,
+        control: bool = False,
     ) -> RunResult:
         """Run a job to its end.
 
@@ -35,6 +36,8 @@ class Conductor:
             to_stderr: Write log lines for people to standard error as well.
             resume: Go on with the run that ``cfg.run_dir`` holds, from its last complete checkpoint; where it holds
                 none, begin.
+            control: Serve a socket in ``cfg.run_dir``, over which ``conductor status``, ``why``, ``stop`` and
+                ``checkpoint`` ask this run.
 
         Returns:
             What was trained, and where every admitted group ended.
@@ -45,6 +48,7 @@ class Conductor:
 
         Raises:
             ConfigError: The job cannot start; all of its problems at once, before anything is started.
+            Stopped: It was asked to stop over its socket. It ended as if it had been cancelled.
             ConductorError: The first failure, the others as notes; ``exit_code`` says its class.
         """
         workloads = workloads or Workloads()
@@ -63,4 +67,5 @@ class Conductor:
             observer=observer or Unwatched(),
             to_stderr=to_stderr,
             resume=resume,
+            control=control,
         )

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from protocols.inference import PublishMode, Sampling
 from protocols.messages import Message, RegistrationKey
@@ -58,6 +58,9 @@ class Deadlines(Message, frozen=True, kw_only=True):
         record: Writing to the ledger or a tracker, and releasing payloads.
         abort: Confirming an abort, once. A run that ends stops what is lent within twice this.
         reconcile: Trying an abort again that nobody confirms.
+        evaluation: One evaluation, from its first prompt to its last grade; publishing waits for it.
+        stall: How long a run may stand still, no call of a port beginning or ending, before it is given up; above
+            all the others. None: twice the longest of them.
     """
 
     start: Seconds = 600.0
@@ -70,6 +73,43 @@ class Deadlines(Message, frozen=True, kw_only=True):
     record: Seconds = 60.0
     abort: Seconds = 10.0
     reconcile: Seconds = 600.0
+    evaluation: Seconds = 3600.0
+    stall: Seconds | None = None
+
+    @property
+    def others(self) -> dict[str, float]:
+        """Every deadline but ``stall``, by its name."""
+        return {name: seconds for name, seconds in structs.asdict(self).items() if name != "stall"}
+
+    @property
+    def stall_s(self) -> float:
+        """How long a run may stand still."""
+        return self.stall or 2 * max(self.others.values())
+
+
+class EvaluationConfig(Message, frozen=True, kw_only=True):
+    """What is evaluated beside the training, and when. It trains nothing and is in none of the run's accounts.
+
+    Attributes:
+        every: Steps between two; 0: only the one at the end of the run.
+        prompts: Where its prompts come from; they are drawn once and are the same every time. None only where a
+            source is handed over in code.
+        size: How many of them; None: one epoch.
+        samples: Completions of each prompt.
+        sampling: How their tokens are drawn; None: as in training.
+        reward: What grades them; None: what grades the training.
+        slots: Prompts in flight at once; None: as many as a batch has.
+        on_failure: An evaluation that comes to nothing is counted, or ends the run.
+    """
+
+    every: Annotated[int, Meta(ge=0)] = 0
+    prompts: Section | None = None
+    size: PositiveInt | None = None
+    samples: PositiveInt = 1
+    sampling: Sampling | None = None
+    reward: Section | None = None
+    slots: PositiveInt | None = None
+    on_failure: Literal["count", "fail"] = "count"
 
 
 def default_ledger(run_dir: str | None) -> Section:
@@ -105,6 +145,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
         filter: Groups that teach nothing.
         sampling: How tokens are drawn.
         checkpoint: When the run's state is written.
+        evaluation: What is evaluated beside the training; None: nothing.
         deadlines: How long a wait may take.
         lag_interval_s: Seconds between two measurements of the event loop's lag; 0 measures none.
         freeze_gc: After warm-up, hide what is alive from the garbage collector until the run ends. It is the
@@ -133,6 +174,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
     filter: FilterConfig = FilterConfig()
     sampling: Sampling
     checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig | None = None
     deadlines: Deadlines = Deadlines()
     lag_interval_s: Annotated[float, Meta(ge=0)] = 0.01
     freeze_gc: bool = True
@@ -157,7 +199,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
     @property
     def slots_in_flight(self) -> int:
         """Groups in flight at once."""
-        return self.slots or math.ceil(self.batch_groups * (self.max_age + self.oversample))
+        return slots_in_flight(self.slots, self.batch_groups, self.max_age, self.oversample)
 
     @property
     def extra_groups(self) -> int:
@@ -173,6 +215,11 @@ class RunConfig(Message, frozen=True, kw_only=True):
     def filter_ceiling(self) -> int:
         """Most groups filtered for one step."""
         return self.batch_groups if self.filter.ceiling is None else self.filter.ceiling
+
+
+def slots_in_flight(slots: int | None, batch_groups: int, max_age: float, oversample: float) -> int:
+    """Return how many groups may be in flight at once: as many as can be useful, where the job does not say."""
+    return slots or math.ceil(batch_groups * (max_age + oversample))
 
 
 def algorithm_of(train: Section) -> Algorithm:

@@ -13,17 +13,20 @@ from structlog.typing import FilteringBoundLogger
 from conductor.config import RunConfig
 from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
+from conductor.core.evaluation import Evaluation
 from conductor.core.leases import LeaseTable
 from conductor.core.publication import Publication
 from conductor.core.staleness import Sampler
+from conductor.core.waits import Waits
 from conductor.failures import Failures
 from conductor.observe.lag import LagMonitor
 from conductor.observe.metrics import StepWindow
 from conductor.observe.observer import Observer
 from conductor.ports import Ports
 from protocols.aio import Doorbell, owned
-from protocols.ledger import LedgerEvent, RunStarted, Stepped
+from protocols.ledger import Evaluated, LedgerEvent, RunStarted, Stepped
 from protocols.messages import LeaseId, WeightVersion
+from protocols.prompts import Prompt
 
 Args = TypeVarTuple("Args")
 Streams = TypeVarTuple("Streams")
@@ -39,6 +42,8 @@ class RunContext:
     """One run. Its state is read and changed without an ``await`` in between.
 
     Attributes:
+        waits: The calls of the ports that are open.
+        phase: What the run does, for people.
         changed: Rings after every transition, every publish and every change of the stages' own state.
         resume: Whether the run goes on where its record ends.
         origin: The first event of the record.
@@ -47,6 +52,12 @@ class RunContext:
         closed: The version whose step is closed and recorded.
         saved: The version of the last checkpoint; None: there is none.
         checkpoint: Its folder.
+        evaluation_prompts: What every evaluation is about.
+        evaluation: The one that goes on; None: none does.
+        evaluated: The last version evaluated, or begun to be; None: none was.
+        owed: Whether something of an evaluation may still run, since nobody confirmed that it ended.
+        evaluations: What the last ones came to, those before a resume included.
+        checkpoint_wanted: Whether somebody asked for one after the current step.
         steps: The last steps of the run, those before a resume included.
         seconds_before: How long earlier lives of the run trained; ``began``: since when this one does.
         publish_s, checkpoint_s: Seconds that the last publish took, and the last checkpoint.
@@ -66,6 +77,8 @@ class RunContext:
     gate: EpochGate
     publication: Publication
     sampler: Sampler
+    waits: Waits
+    phase: str = "starting"
     table: LeaseTable = field(default_factory=LeaseTable)
     changed: Doorbell = field(default_factory=Doorbell)
     window: StepWindow = field(default_factory=StepWindow)
@@ -77,6 +90,12 @@ class RunContext:
     closed: WeightVersion = INITIAL
     saved: WeightVersion | None = None
     checkpoint: str | None = None
+    checkpoint_wanted: bool = False
+    evaluation_prompts: tuple[Prompt, ...] = ()
+    evaluation: Evaluation | None = None
+    evaluated: WeightVersion | None = None
+    owed: bool = False
+    evaluations: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=HISTORY))
     steps: deque[Stepped] = field(default_factory=lambda: deque(maxlen=HISTORY))
     seconds_before: float = 0.0
     began: float | None = None
@@ -103,6 +122,11 @@ class RunContext:
         """For how long the run has trained, without the time between two lives of it."""
         return self.seconds_before + (0.0 if self.began is None else anyio.current_time() - self.began)
 
+    def enter(self, phase: str) -> None:
+        """Begin something, and tell whoever watches."""
+        self.phase = phase
+        self.observer.phase(phase)
+
     async def record(self, *events: LedgerEvent) -> None:
         """Make transitions and write them down.
 
@@ -122,7 +146,7 @@ class RunContext:
         """Put a summary in the place of the record."""
         if self.origin is None or self.record_failed:
             return
-        events = (self.origin, *self.steps, self.table.compacted())
+        events = (self.origin, *self.steps, *self.evaluations, self.table.compacted())
         self.recorded = len(events)
         await self._write(self.ports.ledger.compact(events))
 

@@ -11,6 +11,15 @@ class Failures:
     def __init__(self) -> None:
         self._failures: list[tuple[str, Exception]] = []
 
+    @property
+    def any(self) -> bool:
+        """Whether something failed: from then on the run is being ended."""
+        return bool(self._failures)
+
+    def remember(self, name: str, error: Exception) -> None:
+        """Remember a failure that is about to be raised: what fails from now on came later."""
+        self._failures.append((name, error))
+
     @contextmanager
     def watch(self, name: str) -> Generator[None]:
         """Remember what fails in the block, and let it pass. Of a group, its leaves that are not remembered yet."""

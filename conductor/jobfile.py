@@ -16,7 +16,7 @@ JOB_FILE = "job.json"
 
 _FREE = frozenset({
     "steps", "slots", "attempts", "max_dropped", "checkpoint", "deadlines", "lag_interval_s", "freeze_gc", "run_dir",
-    "job_dir", "engine", "engines", "backend", "ledger", "trackers",
+    "job_dir", "engine", "engines", "backend", "ledger", "trackers", "evaluation",
 })  # fmt: skip
 """What may be another at a resume: how long and where the run goes on, but not what is trained or how."""
 
@@ -37,6 +37,8 @@ def _as_in_file(value: Any) -> Any:
     match value:
         case Section(kind=kind, options=options):
             return {"kind": kind, **options}
+        case msgspec.Struct():
+            return {name: _as_in_file(one) for name, one in msgspec.structs.asdict(value).items()}
         case tuple():
             return [_as_in_file(one) for one in cast("tuple[Any, ...]", value)]
         case _:

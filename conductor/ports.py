@@ -28,6 +28,8 @@ class Workloads:
     trainer: TrainerPort | None = None
     ledger: LedgerPort | None = None
     trackers: tuple[TrackerPort, ...] | None = None
+    evaluation_prompts: PromptSourcePort | None = None
+    evaluation_grader: GraderPort | None = None
 
     def sections(self) -> frozenset[str]:
         """Return the sections of the job that these stand for."""
@@ -39,13 +41,23 @@ class Workloads:
             "train": self.trainer,
             "ledger": self.ledger,
             "trackers": self.trackers,
+            "evaluation.prompts": self.evaluation_prompts,
+            "evaluation.reward": self.evaluation_grader,
         }
         return frozenset(section for section, workload in given.items() if workload is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationPorts:
+    """What an evaluation has for itself; the rest it shares with the training."""
+
+    prompts: PromptSourcePort
+    grader: GraderPort
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Everything the controller talks to."""
+    """Everything the controller talks to; ``evaluation`` is None where the job has none."""
 
     backend: Backend
     prompts: PromptSourcePort
@@ -55,3 +67,4 @@ class Ports:
     trainer: TrainerPort
     ledger: LedgerPort
     trackers: tuple[TrackerPort, ...]
+    evaluation: EvaluationPorts | None = None

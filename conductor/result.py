@@ -41,12 +41,13 @@ class RunResult(Message, frozen=True, kw_only=True):
     Attributes:
         steps: Train steps taken.
         metrics: One record a step, oldest first; of a long run the last 10,000 (all are in the run's folder).
+        evaluations: One record for each; its ``step`` is the version that was evaluated.
         checkpoint: Folder of the final checkpoint; None where nothing is written.
         accounts: Where every admitted group ended.
         samples: Trained samples.
         seconds: From the first admission to the last step.
         dropped: Groups dropped, by reason.
-        failures: Masked samples and retried groups, by class.
+        failures: Masked samples, retried groups and failed evaluations, by class.
         run_dir: Folder of the run; None where nothing is written.
     """
 
@@ -59,6 +60,7 @@ class RunResult(Message, frozen=True, kw_only=True):
     dropped: dict[str, int] = {}
     failures: dict[str, int] = {}
     run_dir: str | None = None
+    evaluations: tuple[StepRecord, ...] = ()
 
     @property
     def samples_per_s(self) -> float:

@@ -15,7 +15,7 @@ from conductor.core.leases import LeaseTable
 from conductor.disk import on_disk
 from conductor.jobfile import find_changes, job_values, write_job
 from protocols.errors import ConfigError, CorruptLedger, InvariantError, Problem, UserError
-from protocols.ledger import LedgerEvent, Resumed, RunStarted, Stepped
+from protocols.ledger import Evaluated, LedgerEvent, Resumed, RunStarted, Stepped
 from protocols.messages import WeightVersion
 from protocols.prompts import SourceState
 from protocols.training import CheckpointRequest
@@ -37,7 +37,7 @@ async def restore(ctx: RunContext) -> bool:
         return False
     if not ctx.resume:
         raise UserError("the ledger holds the record of a run; resume that run, or begin this one with an empty ledger")
-    ctx.observer.phase("resuming")
+    ctx.enter("resuming")
     ctx.origin = _origin(events)
     await _refuse_changes(ctx, ctx.origin)
     ctx.table = await on_disk("rebuilding the table", ctx.cfg.deadlines.start, lambda: rebuild(events))
@@ -97,6 +97,17 @@ def steps_of(events: Sequence[LedgerEvent]) -> list[Stepped]:
             while steps and steps[-1].record.step > event.version:
                 steps.pop()
     return steps
+
+
+def evaluations_of(events: Sequence[LedgerEvent]) -> list[Evaluated]:
+    """Return the evaluations that count, in order: those of versions that a resume went back behind do not."""
+    done: list[Evaluated] = []
+    for event in events:
+        if isinstance(event, Evaluated):
+            done.append(event)
+        elif isinstance(event, Resumed):
+            done = [one for one in done if one.record.step <= event.version]
+    return done
 
 
 def _origin(events: Sequence[LedgerEvent]) -> RunStarted:
@@ -187,6 +198,9 @@ def _check(path: Path, marker: Marker, ctx: RunContext) -> None:
 def _remember_steps(ctx: RunContext, events: Sequence[LedgerEvent]) -> None:
     steps = [step for step in steps_of(events) if step.record.step <= ctx.trained]
     ctx.steps.extend(steps)
+    ctx.evaluations.extend(done for done in evaluations_of(events) if done.record.step <= ctx.trained)
+    if ctx.evaluations:
+        ctx.evaluated = WeightVersion(ctx.evaluations[-1].record.step)
     if steps:
         ctx.seconds_before = steps[-1].seconds
         ctx.window.totals.update(steps[-1].failures)

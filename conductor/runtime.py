@@ -12,9 +12,12 @@ from structlog.typing import FilteringBoundLogger
 from conductor.bootstrap import open_ports, sampler_of
 from conductor.config import RunConfig
 from conductor.context import RunContext
+from conductor.control.desk import Desk
+from conductor.control.server import open_control
 from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
 from conductor.core.publication import Publication
+from conductor.core.waits import Waits
 from conductor.failures import Failures
 from conductor.observe.log import open_log
 from conductor.observe.observer import Observer
@@ -24,8 +27,10 @@ from conductor.resuming import begin, restore
 from conductor.settling import settle_run
 from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
+from conductor.stages.evaluate import draw_prompts, evaluate_last
+from conductor.watchdog import watch
 from protocols.backend import Backend
-from protocols.errors import InvariantError, Stalled
+from protocols.errors import InvariantError, Stalled, Stopped
 from protocols.messages import DispatchId, LeaseId, WeightVersion
 
 T = TypeVar("T")
@@ -39,17 +44,29 @@ async def run(
     observer: Observer,
     to_stderr: bool,
     resume: bool = False,
+    control: bool = False,
 ) -> RunResult:
     """Conduct one run of a job without problems; see ``Conductor.run``."""
-    failures = Failures()
+    failures, waits = Failures(), Waits(anyio.current_time)
+    desk = Desk(cfg, waits)
+
+    async def open_and_conduct(log: FilteringBoundLogger) -> RunResult:
+        with desk.scope:
+            async with open_ports(cfg, backend=backend, workloads=workloads, waits=waits, resume=resume) as ports:
+                ctx = make_context(cfg, ports, waits, log=log, observer=observer, failures=failures)
+                ctx.resume = resume
+                desk.attend(ctx)
+                with failures.watch("the run"):
+                    result = await conduct(ctx)
+            log.info("run.finished", steps=result.steps)
+            return result
+        raise Stopped(f"{cfg.name} was asked to stop")
+
     with open_log(cfg.run_dir, to_stderr=to_stderr) as log:
         try:
             observer.phase("starting")
-            async with open_ports(cfg, backend=backend, workloads=workloads, resume=resume) as ports:
-                ctx = make_context(cfg, ports, log=log, observer=observer, failures=failures)
-                ctx.resume = resume
-                with failures.watch("the run"):
-                    return await conduct(ctx)
+            async with open_control(cfg.run_dir if control else None, desk.answer, log):
+                return await open_and_conduct(log)
         except BaseExceptionGroup as group:
             verdict = failures.verdict(group)
         except BaseException as exc:
@@ -60,14 +77,14 @@ async def run(
 
 
 def _log_end(log: FilteringBoundLogger, error: BaseException) -> None:
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not isinstance(error, Stopped):
         log.error("run.failed", error=type(error).__name__, message=str(error))
     else:
         log.info("run.stopped", cause=type(error).__name__)
 
 
 def make_context(
-    cfg: RunConfig, ports: Ports, *, log: FilteringBoundLogger, observer: Observer, failures: Failures
+    cfg: RunConfig, ports: Ports, waits: Waits, *, log: FilteringBoundLogger, observer: Observer, failures: Failures
 ) -> RunContext:
     """Return the state of a run that has not begun."""
     return RunContext(
@@ -86,6 +103,7 @@ def make_context(
         gate=EpochGate(remainder=cfg.remainder),
         publication=Publication(cfg.registration),
         sampler=sampler_of(cfg),
+        waits=waits,
     )
 
 
@@ -97,12 +115,14 @@ async def conduct(ctx: RunContext) -> RunResult:
         async with anyio.create_task_group() as background:
             if ctx.cfg.lag_interval_s:
                 ctx.start(background, "lag monitor", ctx.lag.run, ctx.cfg.lag_interval_s)
+            ctx.start(background, "watchdog", watch, ctx)
             await _warm_up(ctx)
             ctx.began = anyio.current_time()
             await _run_stages(ctx)
             seconds = ctx.seconds
-            ctx.observer.phase("saving")
+            ctx.enter("saving")
             await save_checkpoint(ctx)
+            await evaluate_last(ctx)
             background.cancel_scope.cancel()
         _check_books(ctx)
     except BaseException as exc:
@@ -125,6 +145,7 @@ def _result(ctx: RunContext, seconds: float) -> RunResult:
     return RunResult(
         steps=ctx.trained - ctx.first_version,
         metrics=tuple(step.record for step in ctx.steps),
+        evaluations=tuple(event.record for event in ctx.evaluations),
         checkpoint=ctx.checkpoint,
         accounts=ctx.table.accounts,
         samples=ctx.table.tally.trained_samples,
@@ -138,7 +159,8 @@ def _result(ctx: RunContext, seconds: float) -> RunResult:
 async def _warm_up(ctx: RunContext) -> None:
     """Give the engines the trainer's weights, and keep the collector away from what will not go away."""
     await restore(ctx)
-    ctx.observer.phase("warming up")
+    ctx.enter("warming up")
+    await draw_prompts(ctx)
     manifest = await train.stage_weights(ctx)
     await begin(ctx, manifest.version)
     await publish.publish_pending(ctx)
@@ -150,7 +172,7 @@ async def _warm_up(ctx: RunContext) -> None:
 
 async def _run_stages(ctx: RunContext) -> None:
     """Run the six stages to their end; the bound of the streams is the number of groups in flight."""
-    ctx.observer.phase("training")
+    ctx.enter("training")
     bound = ctx.cfg.slots_in_flight
     with ExitStack() as streams:
         admit_out, rollout_in = _stream(streams, LeaseId, bound)
@@ -179,7 +201,7 @@ async def _save_when_stopped(ctx: RunContext, error: BaseException) -> None:
     """Keep what a run has trained that somebody stopped, where its last step is closed and its record whole."""
     if ctx.closed != ctx.trained or ctx.table.open_dispatches() or ctx.record_failed or not ctx.steps:
         return
-    ctx.observer.phase("saving")
+    ctx.enter("saving")
     try:
         await save_checkpoint(ctx)
     except Exception as exc:
@@ -198,7 +220,7 @@ def _check_books(ctx: RunContext) -> None:
 
 async def _settle(ctx: RunContext, error: BaseException | None) -> None:
     """Settle what is lent and release what is stored; a failure here is a note on the error before it."""
-    ctx.observer.phase("stopping" if error else "finishing")
+    ctx.enter("stopping" if error else "finishing")
     try:
         await settle_run(ctx)
     except Exception as exc:

@@ -24,7 +24,7 @@ async def settle_run(ctx: RunContext) -> None:
     prefix = ctx.cfg.registration.prefix
     stopped = False
     failed: list[Exception] = []
-    if ctx.table.accounts.open:
+    if ctx.table.accounts.open or ctx.evaluation is not None or ctx.owed:
         with _tried(failed), deadline("writing what is aborted", ctx.cfg.deadlines.abort / 2):
             await ctx.record(*_intents(ctx))
         with _tried(failed):

@@ -10,7 +10,8 @@ from typing import Any, cast
 import msgspec
 
 from conductor.algorithms.table import ALGORITHMS
-from conductor.config import RunConfig, algorithm_of, default_ledger
+from conductor.bounds import evaluation_nests, find_capacity_problems, grading_nests, nested
+from conductor.config import EvaluationConfig, RunConfig, algorithm_of, default_ledger
 from conductor.core.staleness import SAMPLERS
 from conductor.decoding import decode, decode_fields
 from conductor.jobfile import holds_run
@@ -53,11 +54,7 @@ def find_problems_between(
         needed = inspect.signature(rule).parameters
         if needed.keys() <= fields.keys():
             problems += rule(**{name: fields[name] for name in needed})
-    if resume and fields.get("run_dir", "") is None:
-        why, mend = "without a folder there is nothing to go on with", "name the folder of the run"
-        problems.append(Problem(field="run_dir", value=None, why=why, mend=mend))
-    if not resume:
-        problems += _used(fields)
+    problems += _resumable(fields) if resume else _used(fields)
     site = _site(fields, resume=resume)
     given = {*given, *_brought(fields, site)}
     for name in SECTIONS:
@@ -68,6 +65,9 @@ def find_problems_between(
             found = _section(name, section, site, needs_model=_needs_model(fields, given))
             wrong = {_owner(problem) for problem in problems} | (set(SECTIONS) - fields.keys())
             problems += _fresh(found, name, wrong, {problem.field for problem in problems})
+    if "engine" not in given:
+        problems += find_capacity_problems(fields, site.job_dir)
+    problems += _evaluation_sections(fields.get("evaluation"), site, given)
     if "trackers" not in given:
         for number, section in enumerate(fields.get("trackers", ())):
             problems += _adapter_problems(f"trackers[{number}]", "tracker", section, site)
@@ -158,6 +158,16 @@ def _equal_samples(group_size: int, sampling: Sampling) -> Iterable[Problem]:
         yield Problem(field="sampling.top_k", value="1", why=why, mend="give at least 2, or 0 to keep all tokens")
 
 
+def _equal_evaluation_samples(sampling: Sampling, evaluation: EvaluationConfig | None) -> Iterable[Problem]:
+    if evaluation is None or evaluation.samples == 1:
+        return
+    drawn = evaluation.sampling or sampling
+    if drawn.temperature == 0 or drawn.top_k == 1:
+        why = f"all {evaluation.samples} completions of a prompt would be the same"
+        value = str(evaluation.samples)
+        yield Problem(field="evaluation.samples", value=value, why=why, mend="give 1, or another evaluation.sampling")
+
+
 def _context(sampling: Sampling, model: Section | None) -> Iterable[Problem]:
     for name, context in _contexts(model).items():
         if sampling.max_tokens >= context:
@@ -191,6 +201,12 @@ def _folder(run_dir: str | None, job_dir: str | None) -> Iterable[Problem]:
         yield Problem(field="run_dir", value=repr(run_dir), why=why, mend="name another folder")
 
 
+def _resumable(fields: Mapping[str, Any]) -> Iterable[Problem]:
+    if fields.get("run_dir", "") is None:
+        why, mend = "without a folder there is nothing to go on with", "name the folder of the run"
+        yield Problem(field="run_dir", value=None, why=why, mend=mend)
+
+
 def _used(fields: Mapping[str, Any]) -> Iterable[Problem]:
     """Find that the folder holds a run, which another would write over."""
     folder = _run_folder(fields)
@@ -216,8 +232,12 @@ _RULES: tuple[Callable[..., Iterable[Problem]], ...] = (
     _sampler,
     _ahead,
     _equal_samples,
+    _equal_evaluation_samples,
     _context,
     _folder,
+    nested,
+    grading_nests,
+    evaluation_nests,
 )
 """What must hold between fields. A rule's parameters name the fields it reads: it is asked only if all are right."""
 
@@ -239,12 +259,15 @@ def _needs_model(fields: Mapping[str, Any], given: Collection[str]) -> bool:
     return any(":" not in section.kind for section in users)
 
 
-def _section(name: str, section: Section | None, site: Site, *, needs_model: bool) -> list[Problem]:
+def _section(
+    name: str, section: Section | None, site: Site, *, room: str | None = None, needs_model: bool = True
+) -> list[Problem]:
+    room = room or name
     if section is not None:
-        return _adapter_problems(name, name, section, site)
+        return _adapter_problems(name, room, section, site)
     if name == "model" and not needs_model:
         return []
-    mend = f"add a section [{name}] with a kind: {', '.join(known_kinds(name))}, or module:name"
+    mend = f"add a section [{name}] with a kind: {', '.join(known_kinds(room))}, or module:name"
     return [Problem(field=name, value=None, why="is missing", mend=mend)]
 
 
@@ -272,6 +295,15 @@ def _adapter_problems(place: str, room: str, section: Section, site: Site) -> li
         return list(adapter.check(options, site))
     except ModuleNotFoundError as exc:
         return [missing_module(f"{place}.kind", section.kind, exc)]
+
+
+def _evaluation_sections(evaluation: EvaluationConfig | None, site: Site, given: Collection[str]) -> Iterable[Problem]:
+    if evaluation is None:
+        return
+    if "evaluation.prompts" not in given:
+        yield from _section("evaluation.prompts", evaluation.prompts, site, room="prompts")
+    if "evaluation.reward" not in given and evaluation.reward is not None:
+        yield from _adapter_problems("evaluation.reward", "reward", evaluation.reward, site)
 
 
 def _lacking(adapter: Adapter, room: str) -> list[str]:

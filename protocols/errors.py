@@ -12,6 +12,7 @@
      |   +- PromptTooLong
      |   +- BadPrompt
      +- Aborted               the work was aborted by us
+     +- Stopped               somebody asked the run to stop; exit 130
      +- UserError             refuse at the boundary; exit 2
      |   +- ConfigError           every problem of a job at once
      +- PortFailed            a port failed and nothing can make up for it; exit 3
@@ -114,6 +115,12 @@ class Aborted(ConductorError):
     def __init__(self, *, prefix: str) -> None:
         super().__init__(f"{prefix} was aborted")
         self.prefix = prefix
+
+
+class Stopped(ConductorError):
+    """Somebody asked the run to stop. What it had trained is saved, and it can be resumed."""
+
+    exit_code = 130
 
 
 class UserError(ConductorError):

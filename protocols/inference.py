@@ -282,6 +282,10 @@ class InferenceControllerPort(Protocol):
         """Return the version each member has confirmed; None for a stale one."""
         ...
 
+    async def statuses(self) -> dict[WorkerId, EngineStatus | None]:
+        """Return what each member says of itself; None for one that does not answer. Changes nothing."""
+        ...
+
     async def pause(self) -> None:
         """Let every engine stand still between two tokens. Idempotent."""
         ...

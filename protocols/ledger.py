@@ -142,6 +142,12 @@ class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
     failures: dict[str, int] = {}
 
 
+class Evaluated(Message, frozen=True, kw_only=True, tag="evaluated"):
+    """An evaluation is done; ``record.step`` is the version that it was pinned to. It is in no accounts."""
+
+    record: StepRecord
+
+
 class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
     """The checkpoint of ``version`` is complete; ``kept`` are all that there are, itself among them."""
 
@@ -253,6 +259,7 @@ LedgerEvent = (
     | Dropped
     | EpochClosed
     | Stepped
+    | Evaluated
     | Checkpointed
     | Resumed
     | Compacted

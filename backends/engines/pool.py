@@ -1,7 +1,7 @@
 """Many engines behind one inference controller: routing, versions, aborts."""
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -207,6 +207,19 @@ class EnginePool:
         """Return what each member confirmed last."""
         await checkpoint()
         return {member.name: member.confirmed for member in self._members}
+
+    async def statuses(self) -> dict[WorkerId, EngineStatus | None]:
+        """Ask every member, for at most ``answer_s``; whoever only watches marks none as lost."""
+        found: dict[WorkerId, EngineStatus | None] = {member.name: None for member in self._members}
+
+        async def ask(member: _Member) -> None:
+            with suppress(Transient), deadline(f"status of {member.name}", self._answer_s):
+                found[member.name] = await owned(f"status of {member.name}", member.engine.status)
+
+        async with anyio.create_task_group() as tasks:
+            for member in self._members:
+                tasks.start_soon(ask, member, name=f"status of {member.name}")
+        return found
 
     async def pause(self) -> None:
         """Let requests wait and pause every engine; if one cannot be paused, all go on.

@@ -5,10 +5,11 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
+from conductor.cli.asking import show_status, show_why, stop, write_checkpoint
 from conductor.cli.inspecting import inspect_run
 from conductor.cli.running import run_job
 from conductor.cli.summary import summary
@@ -36,7 +37,7 @@ def main() -> None:
     """Conduct reinforcement-learning post-training of language models.
 
     Exit codes: 0 done; 1 a bug nobody foresaw; 2 the job is wrong; 3 the run cannot go on; 4 a rule of
-    the controller was broken; 130 and 143 stopped by a signal.
+    the controller was broken; 130 and 143 stopped by a signal, or by conductor stop (130).
     """
 
 
@@ -73,11 +74,37 @@ def inspect(run_dir: str, lease: str | None, *, as_json: bool) -> None:
 
     The run may be going on. Exit code 4: the books do not balance, or the record is damaged.
     """
-    try:
-        sys.exit(inspect_run(read_job(run_dir), lease=lease, as_json=as_json))
-    except ConductorError as exc:
-        click.echo(exc.message, err=True)
-        sys.exit(exc.exit_code)
+    _exit(lambda: inspect_run(read_job(run_dir), lease=lease, as_json=as_json))
+
+
+@main.command()
+@_RUN_DIR
+@_JSON
+def status(run_dir: str, *, as_json: bool) -> None:
+    """Say where the run in RUN_DIR stands, or what became of it."""
+    _exit(lambda: show_status(run_dir, as_json=as_json))
+
+
+@main.command()
+@_RUN_DIR
+@_JSON
+def why(run_dir: str, *, as_json: bool) -> None:
+    """Say what the run in RUN_DIR waits for right now, and what would let it go on."""
+    _exit(lambda: show_why(run_dir, as_json=as_json))
+
+
+@main.command(name="stop")
+@_RUN_DIR
+def stop_run(run_dir: str) -> None:
+    """Stop the run in RUN_DIR as a first signal does: abort what is lent out, save what was trained."""
+    _exit(lambda: stop(run_dir))
+
+
+@main.command()
+@_RUN_DIR
+def checkpoint(run_dir: str) -> None:
+    """Let the run in RUN_DIR write a checkpoint after its current step; prints its folder."""
+    _exit(lambda: write_checkpoint(run_dir))
 
 
 @main.command()
@@ -112,7 +139,7 @@ def simulate(job: str, overrides: tuple[str, ...], **asked: Any) -> None:
     empirical:RUN_DIR, from what a finished run measured.
     """
     with _interruptible():
-        sys.exit(_simulate(job, overrides, asked))
+        _exit(lambda: _simulate(job, overrides, asked))
 
 
 def _simulate(job: str, overrides: tuple[str, ...], asked: dict[str, Any]) -> int:
@@ -121,24 +148,29 @@ def _simulate(job: str, overrides: tuple[str, ...], asked: dict[str, Any]) -> in
     names = {"tail": "sample", "train": "train", "publish": "publish", "slots": "slots", "slowdown": "slowdown"}
     engines = () if asked["engines"] is None else (f"engines={asked['engines']}",)
     name, _, values = (asked["sweep"] or "").partition("=")
+    request = simulating.Request(
+        job=job,
+        overrides=(*overrides, *engines),
+        world={names[key]: asked[key] for key in names if asked[key] is not None},
+        steps=asked["steps"],
+        sweep=(name, tuple(values.split(","))) if asked["sweep"] else None,
+        faults=asked["faults"],
+        as_json=asked["as_json"],
+    )
+    if asked["replay"] is not None:
+        return simulating.replay(request, asked["replay"])
+    if asked["seeds"] is not None:
+        return simulating.search_faults(request, asked["seeds"])
+    return simulating.simulate(request)
+
+
+def _exit(act: Callable[[], int]) -> NoReturn:
+    """Exit with what an act returns, or with the code of its error."""
     try:
-        request = simulating.Request(
-            job=job,
-            overrides=(*overrides, *engines),
-            world={names[key]: asked[key] for key in names if asked[key] is not None},
-            steps=asked["steps"],
-            sweep=(name, tuple(values.split(","))) if asked["sweep"] else None,
-            faults=asked["faults"],
-            as_json=asked["as_json"],
-        )
-        if asked["replay"] is not None:
-            return simulating.replay(request, asked["replay"])
-        if asked["seeds"] is not None:
-            return simulating.search_faults(request, asked["seeds"])
-        return simulating.simulate(request)
+        sys.exit(act())
     except ConductorError as exc:
         click.echo(exc.message, err=True)
-        return exc.exit_code
+        sys.exit(exc.exit_code)
 
 
 @contextmanager

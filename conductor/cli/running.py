@@ -5,6 +5,7 @@ import sys
 import traceback
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import click
@@ -17,7 +18,7 @@ from conductor.config import RunConfig
 from conductor.jobfile import holds_run
 from conductor.observe.progress import open_progress, show_result
 from conductor.result import RunResult
-from protocols.errors import ConductorError
+from protocols.errors import ConductorError, Stopped
 
 _OURS = 4
 """Exit code of the errors that say a rule of the project itself was broken."""
@@ -29,15 +30,17 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False)
         logger_factory=structlog.PrintLoggerFactory(sys.stderr)
     )  # what adapters say; stdout is for results
     with open_progress(cfg.steps, sys.stderr if as_json else sys.stdout, quiet=quiet) as observer:
-        run = partial(Conductor.run, cfg, observer=observer, to_stderr=not quiet, resume=resume)
+        run = partial(Conductor.run, cfg, observer=observer, to_stderr=not quiet, resume=resume, control=True)
         ending: Ending[RunResult] = anyio.run(under_signals, run, _say)
     if ending.value is not None:
         _show(ending.value, quiet=quiet, as_json=as_json)
         return 0
-    if ending.error is not None:
+    asked_to = isinstance(ending.error, Stopped)
+    if ending.error is not None and not asked_to:
         _report(ending.error)
-    failed = "stopped" if ending.error is None else _headline(ending.error)
-    if ending.stopped_by is not None and cfg.run_dir is not None and holds_run(Path(cfg.run_dir)):
+    failed = "stopped" if ending.error is None or asked_to else _headline(ending.error)
+    stopped = ending.stopped_by is not None or asked_to
+    if stopped and cfg.run_dir is not None and holds_run(Path(cfg.run_dir)):
         click.echo(f"go on with: conductor resume {cfg.run_dir}", err=True)
     click.echo(f"{failed}; {_whereabouts(cfg.run_dir)}", err=True)
     if ending.stopped_by is not None:
@@ -48,17 +51,18 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False)
 
 def result_json(result: RunResult) -> str:
     """Return what ``--json`` prints, on one line."""
-    return msgspec.json.encode(
-        {
-            "steps": result.steps,
-            "reward_first": result.reward_first,
-            "reward_last": result.reward_last,
-            "samples_per_s": result.samples_per_s,
-            "accounts": result.accounts,
-            "run_dir": result.run_dir,
-            "checkpoint": result.checkpoint,
-        }
-    ).decode()
+    values: dict[str, Any] = {
+        "steps": result.steps,
+        "reward_first": result.reward_first,
+        "reward_last": result.reward_last,
+        "samples_per_s": result.samples_per_s,
+        "accounts": result.accounts,
+        "run_dir": result.run_dir,
+        "checkpoint": result.checkpoint,
+    }
+    if result.evaluations:
+        values["evaluations"] = result.evaluations
+    return msgspec.json.encode(values).decode()
 
 
 def _say(line: str) -> None:

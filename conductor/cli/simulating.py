@@ -60,7 +60,7 @@ class Request(Message, frozen=True, kw_only=True):
             ConfigError: It is wrong; what is never opened is not looked at.
         """
         brought: frozenset[str] = getattr(resolve("backend", BACKEND), "BRINGS", frozenset[str]())
-        given = {*brought, "prompts", "ledger", "trackers"}
+        given = {*brought, "prompts", "ledger", "trackers", "evaluation.prompts", "evaluation.reward"}
         cfg = load_config(self.job, overrides=[*self.overrides, *more], given=given)
         own = cfg.backend.options if cfg.backend.kind == BACKEND else {}
         slots = {"slots": cfg.engine.options["slots"]} if "slots" in cfg.engine.options else {}

@@ -15,4 +15,8 @@ def summary(cfg: RunConfig) -> str:
         f"{cfg.algorithm}, weights at most {cfg.max_age} versions old, {cfg.slots_in_flight} groups in flight",
         kinds,
     ]
+    if (evaluation := cfg.evaluation) is not None:
+        when = f"every {evaluation.every} steps and at the end" if evaluation.every else "at the end"
+        prompts = "one epoch" if evaluation.size is None else f"{evaluation.size} prompts"
+        lines.append(f"evaluated {when}, on {prompts} x {evaluation.samples}")
     return "\n".join(f"  {line}" for line in lines)

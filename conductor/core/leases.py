@@ -24,6 +24,7 @@ from protocols.ledger import (
     Compacted,
     Dropped,
     EpochClosed,
+    Evaluated,
     Filtered,
     Generating,
     Graded,
@@ -73,6 +74,7 @@ class LeaseTable:
             Dropped: self._drop,
             EpochClosed: lambda _: self.tally.close_epoch(),
             Stepped: self._close_step,
+            Evaluated: lambda _: None,
             Checkpointed: lambda event: self.settlements.complete(event.version, event.kept),
             Resumed: self._resume,
             Compacted: self._expand,
@@ -98,6 +100,11 @@ class LeaseTable:
     def running(self) -> int:
         """Groups lent out that are not graded yet."""
         return sum(self._states[state] for state in RUNNING)
+
+    @property
+    def unclaimed(self) -> list[int]:
+        """Numbers of the open leases that no batch has claimed, in the order of admission."""
+        return [lease_number(lease.lease_id) for lease in self if lease.state is not State.CLAIMED]
 
     @property
     def accepted(self) -> int:

@@ -23,7 +23,17 @@ class Publication:
     @property
     def serving(self) -> WeightVersion:
         """The version that the engines serve; 0 before the first."""
-        return WeightVersion(0) if self._serving is None else self._serving.version
+        return self.served or WeightVersion(0)
+
+    @property
+    def staged(self) -> WeightVersion | None:
+        """The version that waits to be published; None: none does."""
+        return None if self._pending is None else self._pending.version
+
+    @property
+    def served(self) -> WeightVersion | None:
+        """The version that the engines confirmed last; None: none yet."""
+        return None if self._serving is None else self._serving.version
 
     def owner(self, version: WeightVersion) -> str:
         """Return who owns the payload of a version; the trailing slash keeps v1 apart from v10."""

@@ -19,8 +19,8 @@ from structlog.processors import ExceptionRenderer, TimeStamper, add_log_level
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 _SILENT = logging.CRITICAL
-_FOR_THE_FILE = frozenset({"step.trained", "run.failed"})
-"""Told to people by others: a step by its line in the progress, a failure by whoever called the run."""
+_FOR_THE_FILE = frozenset({"step.trained", "run.failed", "run.finished"})
+"""Told to people by others: a step by its line in the progress, the end by whoever called the run."""
 
 _HEAD = ("timestamp", "level", "event")
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from conductor.core.evaluation import Evaluation
 from conductor.core.lease import Lease
 from protocols.grading import Grade, GradeFault
 from protocols.rollouts import GroupReceipt
@@ -39,6 +40,7 @@ class StepWindow:
         wasted_tokens: Of those among them that were finished.
         failures: Failed attempts and masked samples, by class.
         totals: The same over the whole run; ``take`` leaves them.
+        evaluation: The metrics of an evaluation that no step has told yet.
     """
 
     dropped: int = 0
@@ -47,6 +49,7 @@ class StepWindow:
     wasted_tokens: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
+    evaluation: dict[str, float] = field(default_factory=dict)
     _rewards: list[float] = field(default_factory=list)
     _parts: dict[str, list[float]] = field(default_factory=dict)
     _lengths: list[int] = field(default_factory=list)
@@ -86,6 +89,11 @@ class StepWindow:
             self._trained.add(sum(sample.tokens for sample in receipt.samples), len(receipt.samples))
         return self._trained.mean / self._sampled.mean if self._sampled.tokens else 1.0
 
+    def take_evaluation(self) -> dict[str, float]:
+        """Return the metrics of the last evaluation, once."""
+        metrics, self.evaluation = self.evaluation, {}
+        return metrics
+
     def take(self) -> dict[str, float]:
         """Return the metrics of the window and begin a new one."""
         empty = self.failures["reward_empty"]
@@ -101,11 +109,34 @@ class StepWindow:
             "length/mean": _mean(self._lengths),
             "tokens/completion": float(sum(self._lengths)),
             "tokens/prompt": float(self._prompt_tokens),
+            **self.take_evaluation(),
         }
         self.dropped = self.filtered = self.wasted = self.wasted_tokens = self._prompt_tokens = 0
         self.failures.clear()
         self._rewards, self._parts, self._lengths = [], {}, []
         return metrics
+
+
+def evaluation_metrics(evaluation: Evaluation, *, seconds: float) -> dict[str, float]:
+    """Return what an evaluation came to; ``eval/reward/best`` is the mean over prompts of their best completion."""
+    rewards = [[grade.reward for grade in done.grades if isinstance(grade, Grade)] for done in evaluation.graded]
+    parts: dict[str, list[float]] = {}
+    for grade in (grade for done in evaluation.graded for grade in done.grades):
+        for name, part in grade.parts.items() if isinstance(grade, Grade) else ():
+            parts.setdefault(name, []).append(part)
+    flat = [reward for some in rewards for reward in some]
+    return {
+        **_moments("eval/reward", flat),
+        **({"eval/reward/best": _mean([max(some) for some in rewards if some])} if flat else {}),
+        **{f"eval/reward/parts/{name}": _mean(values) for name, values in sorted(parts.items())},
+        "eval/version": float(evaluation.version),
+        "eval/prompts": float(len(evaluation.graded)),
+        "eval/failed": float(evaluation.failed),
+        "eval/samples": float(len(flat)),
+        "eval/masked": float(sum(len(done.grades) for done in evaluation.graded) - len(flat)),
+        "eval/length/mean": _mean([length for done in evaluation.graded for length in done.lengths]),
+        "eval/seconds": seconds,
+    }
 
 
 def age_metrics(ages: Iterable[int]) -> dict[str, float]:

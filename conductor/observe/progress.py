@@ -118,6 +118,10 @@ def result_rows(result: RunResult) -> list[tuple[str, str]]:
     if result.reward_first is not None and result.reward_last is not None:
         last = f"{result.reward_last:.3f} (mean of the last {min(10, len(result.metrics))} steps)"
         rows.append(("reward", f"{result.reward_first:.3f} -> {last}"))
+    evaluated = [done for done in result.evaluations if "eval/reward/mean" in done.metrics]
+    if evaluated:
+        ends = [f"{done.metrics['eval/reward/mean']:.3f} at step {done.step}" for done in (evaluated[0], evaluated[-1])]
+        rows.append(("evaluation", " -> ".join(dict.fromkeys(ends))))
     kept = f"{accounts.committed} trained + {accounts.filtered} filtered"
     groups = f"{accounts.admitted} admitted = {kept} + {accounts.dropped} dropped + {accounts.open} open"
     rows += [("samples", f"{result.samples} trained, {result.samples_per_s:.1f} a second"), ("groups", groups)]

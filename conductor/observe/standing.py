@@ -42,6 +42,7 @@ class Standing:
             "entropy": "entropy {:.3f}",  # the loss is next to nothing on policy, whatever is learned
             "throughput/samples_per_s": "{:.1f} samples/s",
             "age/mean": "age {:.1f}",
+            "eval/reward/mean": "evaluated {:.3f}",
         }
         facts = [
             form.format(round(self._metrics[name], 4) + 0.0) for name, form in formats.items() if name in self._metrics

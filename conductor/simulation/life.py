@@ -87,7 +87,7 @@ class _Watcher:
 def in_simulation(cfg: RunConfig, options: dict[str, Any]) -> RunConfig:
     """Return a job as it is simulated.
 
-    Its workloads are scripted, so a completion is as long as the world says; nothing is written.
+    Its workloads are scripted, so a completion is as long as the world says; nothing is written or evaluated.
 
     Args:
         cfg: The job.
@@ -98,6 +98,7 @@ def in_simulation(cfg: RunConfig, options: dict[str, Any]) -> RunConfig:
         backend=Section(kind=BACKEND, options=options),
         reward=cfg.reward or Section(kind=BACKEND),
         model=None,
+        evaluation=None,
         sampling=msgspec.structs.replace(cfg.sampling, max_tokens=1 << 40),
         run_dir=None,
         ledger=None,

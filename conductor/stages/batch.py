@@ -18,7 +18,7 @@ from conductor.core.leases import open_groups
 from conductor.core.staleness import STRICT
 from protocols.errors import BudgetExhausted, InvariantError, Stalled
 from protocols.ledger import Claimed, EpochClosed
-from protocols.messages import DispatchId, LeaseId, lease_number
+from protocols.messages import DispatchId, LeaseId
 
 
 async def run(
@@ -105,8 +105,7 @@ async def _end_surplus(ctx: RunContext, group: TaskGroup) -> None:
 
 def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tuple[Lease, ...]:
     """Return the groups of the next batch, oldest first; none while it is not full."""
-    unclaimed = [lease_number(lease.lease_id) for lease in ctx.table if lease.state is not State.CLAIMED]
-    wanted = ctx.admission.wanted(ctx.table.tally, unclaimed)
+    wanted = ctx.admission.wanted(ctx.table.tally, ctx.table.unclaimed)
     if wanted <= 0 and not ready and not ctx.table.running:
         raise BudgetExhausted(
             what="groups whose samples all earned the same, in one step",

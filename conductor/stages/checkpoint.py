@@ -22,9 +22,10 @@ T = TypeVar("T")
 
 
 async def save_if_due(ctx: RunContext) -> None:
-    """Write a checkpoint if the job wants one after this step."""
+    """Write a checkpoint if the job wants one after this step, or somebody does."""
     every = ctx.cfg.checkpoint.every
-    if every and (ctx.trained - ctx.first_version) % every == 0:
+    if ctx.checkpoint_wanted or (every and (ctx.trained - ctx.first_version) % every == 0):
+        ctx.checkpoint_wanted = False
         await save_checkpoint(ctx)
 
 

@@ -12,16 +12,19 @@ from conductor.abort import interrupt
 from conductor.context import RunContext
 from conductor.core.lease import Lease
 from conductor.core.leases import open_groups
+from conductor.stages.evaluate import evaluate_if_due
 from protocols.messages import WeightVersion
 
 
 async def run(ctx: RunContext, staged: MemoryObjectReceiveStream[WeightVersion]) -> None:
-    """Publish whatever is staged, newest first."""
+    """Publish whatever is staged, newest first; what is to be evaluated is, before anything else is published."""
+    await evaluate_if_due(ctx)  # a run that goes on may have been ended before it came to it
     async with anyio.create_task_group() as group:
         async for _ in staged:
             for lease in over_age(ctx):
                 ctx.start(group, f"interrupt {lease.lease_id}", interrupt, ctx, lease)
             await publish_pending(ctx)
+            await evaluate_if_due(ctx)
 
 
 def over_age(ctx: RunContext) -> list[Lease]:

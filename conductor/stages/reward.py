@@ -5,7 +5,6 @@ reward is masked and counted. Where the algorithm compares the samples of a grou
 dropped, and one whose rewards are all equal filtered, up to the ceiling.
 """
 
-import math
 from typing import Literal
 
 import anyio
@@ -15,11 +14,11 @@ from conductor.abort import drop, prefix_of, retry
 from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
 from conductor.core.lease import RUNNING, Lease
-from protocols.errors import BudgetExhausted, InvariantError, Transient
-from protocols.grading import Grade, GradeFault, GradeReport, GradeRequest
+from conductor.grading import grades_of
+from protocols.errors import BudgetExhausted, Transient
+from protocols.grading import Grade, GradeFault
 from protocols.ledger import Filtered, Graded
 from protocols.messages import LeaseId, lease_number
-from protocols.rollouts import GroupReceipt
 
 Verdict = Literal["train", "filter", "filter_for_good", "wait"]
 
@@ -37,7 +36,7 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
     lease = ctx.table[lease_id]
     receipt = lease.finished_receipt
     try:
-        grades = await _grades(ctx, lease, receipt)
+        grades = await grades_of(ctx, ctx.ports.grader, lease.prompt, receipt)
     except Transient as exc:
         await retry(ctx, lease, exc)
         return
@@ -60,41 +59,6 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
     prefix = prefix_of(ctx, lease)
     await ctx.record(event, Filtered(lease_id=lease_id, reason="equal_rewards", replaced=verdict == "filter"))
     await ctx.ports.backend.payloads.release(prefix)
-
-
-async def _grades(ctx: RunContext, lease: Lease, receipt: GroupReceipt) -> tuple[Grade | GradeFault, ...]:
-    """Ask for the grades of the samples that have tokens, and put all of them in order."""
-    asked = tuple(index for index, sample in enumerate(receipt.samples) if sample.tokens)
-    empty = GradeFault(kind="empty", detail="the completion has no tokens")
-    grades: list[Grade | GradeFault] = [empty] * len(receipt.samples)
-    if asked:
-        request = GradeRequest(
-            lease_id=lease.lease_id,
-            attempt=lease.attempt,
-            prompt=lease.prompt,
-            payload=receipt.payload,
-            samples=asked,
-        )
-        report = await ctx.ports.grader.grade(request)
-        _check(request, report)
-        for index, grade in zip(asked, report.grades, strict=True):
-            grades[index] = grade
-            if isinstance(grade, GradeFault):
-                ctx.log.warning(
-                    "reward.failed", lease_id=lease.lease_id, sample=index, kind=grade.kind, detail=grade.detail
-                )
-    return tuple(grades)
-
-
-def _check(request: GradeRequest, report: GradeReport) -> None:
-    expected = (request.lease_id, request.attempt, len(request.samples))
-    if (report.lease_id, report.attempt, len(report.grades)) != expected:
-        raise InvariantError(
-            f"grades of {report.lease_id} attempt {report.attempt} ({len(report.grades)} of them) "
-            f"for {request.lease_id} attempt {request.attempt} ({len(request.samples)} asked for)"
-        )
-    if not all(math.isfinite(grade.reward) for grade in report.grades if isinstance(grade, Grade)):
-        raise InvariantError(f"a reward of {report.lease_id} is not finite: {report.grades}")
 
 
 def _judge(ctx: RunContext, lease: Lease, rewards: list[float]) -> Verdict:

@@ -16,6 +16,7 @@ from conductor.context import RunContext
 from conductor.core.lease import Lease, State
 from conductor.observe.metrics import age_metrics
 from conductor.stages.checkpoint import save_if_due
+from conductor.stages.evaluate import is_due
 from protocols.errors import InvariantError, PortFailed, Transient
 from protocols.grading import Grade
 from protocols.inference import Segment, WeightsManifest
@@ -129,7 +130,9 @@ async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...],
 
 async def stage_weights(ctx: RunContext) -> WeightsManifest:
     """Stage the trainer's weights for publishing; the caller has the trainer to itself."""
-    request = StageRequest(owner=ctx.publication.owner(ctx.trained), exclusive=ctx.cfg.max_age == 0)
+    # an evaluation generates from these weights while the next step changes the parameters
+    exclusive = ctx.cfg.max_age == 0 and not is_due(ctx, ctx.trained)
+    request = StageRequest(owner=ctx.publication.owner(ctx.trained), exclusive=exclusive)
     manifest = await ctx.ports.trainer.stage_weights(request)
     superseded = ctx.publication.stage(manifest)
     if superseded is not None:

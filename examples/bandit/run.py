@@ -21,6 +21,7 @@ from protocols.backend import PayloadPort
 from protocols.grading import Grade, GradeReport, GradeRequest
 from protocols.inference import (
     AbortReport,
+    EngineStatus,
     GenerateRequest,
     Generation,
     PublishReceipt,
@@ -109,6 +110,10 @@ class Arms:
     async def versions(self) -> dict[WorkerId, WeightVersion | None]:
         await checkpoint()
         return {ENGINE: self.version}
+
+    async def statuses(self) -> dict[WorkerId, EngineStatus | None]:
+        await checkpoint()
+        return {ENGINE: EngineStatus(version=self.version, live=0, context=1)}
 
     async def pause(self) -> None:
         await checkpoint()

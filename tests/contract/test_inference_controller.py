@@ -175,6 +175,16 @@ async def test_a_paused_controller_makes_no_tokens_until_it_is_resumed(make_cont
     assert await controller.live_requests() == frozenset()
 
 
+async def test_statuses_tell_of_every_member_and_change_nothing(make_controller: MakeController) -> None:
+    controller, engines = make_controller()
+    await controller.publish(weights(2))
+    await controller.pause()
+    found = await controller.statuses()
+    assert found == {name: await engine.status() for name, engine in engines.items()}
+    assert all(status is not None and status.version == 2 and status.paused for status in found.values())
+    await controller.resume()
+
+
 async def test_preparing_resumes_what_stands_still(make_controller: MakeController) -> None:
     """OpenRLHF#1164: engines stayed paused after a step that failed half-way (I22)."""
     controller, engines = make_controller()

@@ -1,4 +1,4 @@
-"""Law 7 with what users have: SQLite, checkpoints, real threads. Disturbed at an await, then resumed to the end."""
+"""Law 7 with what users have: SQLite, checkpoints, a socket, evaluations, real threads. Disturbed, then resumed."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import pytest
 from backends.ledgers import sqlite
 from backends.sim.prompts import ScriptedPrompts
 from conductor.conductor import Conductor
-from conductor.config import CheckpointConfig, Deadlines, RunConfig
+from conductor.config import CheckpointConfig, Deadlines, EvaluationConfig, RunConfig
 from conductor.core.lease import State
 from conductor.result import RunResult
 from conductor.resuming import rebuild
@@ -47,12 +47,13 @@ class Life:
             run_dir=str(self.run_dir),
             checkpoint=CheckpointConfig(every=1, keep=1, compact_events=25),
             deadlines=Deadlines(abort=2.0, record=5.0),
+            evaluation=EvaluationConfig(every=2, samples=2),
         )
 
     async def run(self) -> RunResult:
         async with open_backend_over(self.scripted) as backend:
-            workloads = replace(workloads_of(self.scripted), ledger=None)
-            return await Conductor.run(self.cfg, backend=backend, workloads=workloads, resume=True)
+            workloads = replace(workloads_of(self.scripted), ledger=None, evaluation_prompts=ScriptedPrompts(2))
+            return await Conductor.run(self.cfg, backend=backend, workloads=workloads, resume=True, control=True)
 
     def events(self) -> tuple[LedgerEvent, ...]:
         if not (self.run_dir / "ledger.sqlite").exists():
@@ -98,6 +99,7 @@ def test_disturbed_at_an_await_it_ends_in_order_and_goes_on_to_the_same_end(
         place = f"{at}: {sites[at - 1] if len(sites) >= at else 'not reached'}: {outcome}"
         assert_ended(injection, outcome, place)
         assert not outcome.left, place
+        assert not (life.run_dir / "control.sock").exists(), place
         assert life.scripted.executor.live == frozenset(), place
         table = rebuild(life.events())
         assert table.accounts.balanced, place

@@ -218,7 +218,7 @@ async def test_a_sampler_of_ones_own(tmp_path: Path) -> None:
         "def newest(max_age, batch):\n"
         "    return Newest()\n"
     )
-    scripted = scripted_workloads(100, step_s=5.0)
+    scripted = scripted_workloads(100, duration_s=lambda lease: 1.0 + 0.1 * (lease.prompt.position % 6), step_s=5.0)
     cfg = run_config(steps=4, batch_groups=2, max_age=2, staleness="mine.py:newest", job_dir=str(tmp_path))
     result = await run_scripted(cfg, scripted)
     assert [group.lease_id for group in scripted.trainer.steps[1].groups] == ["L4", "L5"]

@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from backends.ledgers.memory import MemoryLedger
+from backends.sim.prompts import ScriptedPrompts
 from conductor.conductor import Conductor
 from conductor.config import RunConfig
 from conductor.result import RunResult
@@ -82,6 +83,7 @@ class Lives:
         cfg: The job; its folder is taken from ``folder``.
         build: Makes the workloads of one life.
         folder: Where the lives write, one folder after the other.
+        evaluated_on: Makes the prompts of an evaluation for one life; None: it has none.
 
     Attributes:
         events: The record.
@@ -91,6 +93,7 @@ class Lives:
     cfg: RunConfig
     build: Callable[[], ScriptedWorkloads]
     folder: Path
+    evaluated_on: Callable[[], ScriptedPrompts] | None = None
     events: list[LedgerEvent] = field(default_factory=list)
     trainer: Any = None
     _run_dir: Path | None = None
@@ -118,6 +121,8 @@ class Lives:
             async with open_backend_over(scripted) as backend:
                 cfg = msgspec.structs.replace(self.cfg, run_dir=str(run_dir))
                 workloads = workloads_of(scripted, ledger)
+                if self.evaluated_on is not None:
+                    workloads = replace(workloads, evaluation_prompts=self.evaluated_on())
                 with anyio.move_on_after(stop_after_s):
                     result = await Conductor.run(cfg, backend=backend, workloads=workloads, resume=True)
         except BaseException:  # noqa: ASYNC103 - the life is over, however its unwinding ended

@@ -48,6 +48,11 @@ def check(cfg: Config, site: Site) -> Sequence[Problem]:  # noqa: ARG001 - the s
     return [Problem(field="model", value=None, why=why, mend=mend)]
 
 
+def capacity(cfg: Config) -> int:
+    """Return how many samples the engine takes at once, those that wait included."""
+    return cfg.slots + cfg.max_waiting
+
+
 @asynccontextmanager
 async def open(cfg: Config, host: Host) -> AsyncGenerator[EnginePort]:  # noqa: A001 - the name of every adapter's
     """Build the model off the event loop, warm it up, and run its thread until the block ends.

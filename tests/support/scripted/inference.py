@@ -8,6 +8,7 @@ from backends.sim.clock import spend
 from protocols.errors import EngineStale, Stalled
 from protocols.inference import (
     AbortReport,
+    EngineStatus,
     GenerateRequest,
     Generation,
     InferenceControllerPort,
@@ -99,6 +100,10 @@ class ScriptedInference:
         """Return what each member confirmed."""
         await checkpoint()
         return dict(self._versions)
+
+    async def statuses(self) -> dict[WorkerId, EngineStatus | None]:
+        """Return what every engine says."""
+        return {name: await engine.status() for name, engine in self.engines.items()}
 
     async def pause(self) -> None:
         """Pause every engine."""

@@ -68,6 +68,7 @@ EXITS = {
     "EngineStale": 3,
     "DeadlineExceeded": 3,
     "Aborted": 3,
+    "Stopped": 130,
     "PortFailed": 3,
     "Infeasible": 3,
     "Stalled": 3,

@@ -1,0 +1,43 @@
+"""What crosses the socket, a JSON object a line."""
+
+from typing import Literal
+
+import msgspec
+
+from conductor.core.explanation import Explanation
+from conductor.core.status import RunStatus
+from protocols.messages import Message
+
+Command = Literal["status", "why", "stop", "checkpoint"]
+
+
+class Request(Message, frozen=True, kw_only=True):
+    """What is asked of a run.
+
+    Attributes:
+        command: ``status``: where it stands. ``why``: what it waits for, in words. ``stop``: end as at a first signal.
+            ``checkpoint``: write one after the current step.
+    """
+
+    command: Command
+
+
+class Reply(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer.
+
+    Attributes:
+        error: Why there is none.
+        status: Where the run stands, for ``status`` and ``why``.
+        why: What it waits for, for ``why``.
+        done: What was done: ``stopping``, or the folder of the checkpoint.
+    """
+
+    error: str = ""
+    status: RunStatus | None = None
+    why: Explanation | None = None
+    done: str = ""
+
+
+def encode(message: Request | Reply) -> bytes:
+    """Return a message as a line."""
+    return msgspec.json.encode(message) + b"\n"
