@@ -267,6 +267,15 @@ async def test_a_completion_without_a_reward_is_masked() -> None:
     assert (metrics["eval/reward/mean"], metrics["eval/samples"], metrics["eval/masked"]) == (1.0, 4.0, 4.0)
 
 
+async def test_prompts_without_any_reward_have_failed() -> None:
+    """A reward that fails on every sample left an evaluation without a mean, and nothing said so."""
+    broken = ScriptedGrader(lambda request: [GradeFault(kind="raised", detail="KeyError")] * len(request.samples))
+    scripted = scripted_workloads(100)
+    result = await run(config(), scripted, grader=broken)
+    assert (result.evaluations, result.failures) == ((), {"evaluation": 3})
+    assert not scripted.payloads.held
+
+
 def all_fail(lease: RolloutLease) -> ConductorError | None:
     return BadPrompt("bad") if evaluated(lease) else None
 
