@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 SMOLLM2 := $(abspath $(or $(CONDUCTOR_CACHE),$(HOME)/.cache/conductor))/smollm2
-SMOLLM2_JOB := examples/smollm2/job.toml --set model.path=$(SMOLLM2)
+SMOLLM2_JOB := examples/smollm2/job.toml
+SMOLLM2_SET := --set model.path=$(SMOLLM2)
+SMOLLM2_SEEDS := 1 2 3
 
 .PHONY: demo smollm2 smollm2-full test test-fast check format clean
 .DEFAULT_GOAL := demo
@@ -29,10 +31,17 @@ $(SMOLLM2): $(VENV)/.smollm2
 	touch $@
 
 smollm2: $(SMOLLM2)
-	$(BIN)/conductor run $(SMOLLM2_JOB)
+	$(BIN)/conductor run $(SMOLLM2_JOB) $(SMOLLM2_SET)
 
+# three runs of 20 steps, and what they gained on tasks that none of them can have seen
 smollm2-full: $(SMOLLM2)
-	$(BIN)/conductor run $(SMOLLM2_JOB) --set steps=20
+	for seed in $(SMOLLM2_SEEDS); do \
+		$(BIN)/conductor run $(SMOLLM2_JOB) $(SMOLLM2_SET) --set steps=20 --set seed=$$seed \
+			--run-dir runs/smollm2-seed-$$seed || exit 1; \
+	done
+	$(BIN)/python examples/smollm2/evaluate.py $(SMOLLM2_JOB) \
+		$(SMOLLM2_SEEDS:%=runs/smollm2-seed-%/checkpoints/step-20) $(SMOLLM2_SET) \
+		--train-seeds $(SMOLLM2_SEEDS) --tasks 208 --samples 1
 
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
