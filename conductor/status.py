@@ -12,7 +12,9 @@ from conductor.core.lease import RUNNING, Lease, State
 from conductor.core.status import MOST_LISTED, EngineStanding, EvaluationStatus, GroupStatus, RunStatus, WaitStatus
 from conductor.core.waits import Wait, Waits
 
-_OF_GROUPS = frozenset({"RolloutExecutor.generate", "Grader.grade"})
+_OF_GROUPS = frozenset({"RolloutExecutor.generate", "InferenceController.generate", "Grader.grade"})
+"""Told of with their group."""
+
 _THROUGHPUT = {
     "throughput/samples_per_s": "samples_per_s",
     "throughput/tokens_per_s": "tokens_per_s",

@@ -177,6 +177,12 @@ def _context(sampling: Sampling, model: Section | None) -> Iterable[Problem]:
             return
 
 
+def _evaluation_context(evaluation: EvaluationConfig | None, model: Section | None) -> Iterable[Problem]:
+    if evaluation is not None and evaluation.sampling is not None:
+        for problem in _context(evaluation.sampling, model):
+            yield msgspec.structs.replace(problem, field=f"evaluation.{problem.field}")
+
+
 def _contexts(model: Section | None) -> dict[str, int]:
     """Return the length of the context where the job itself states it, by the name it goes under."""
     described: Any = None if model is None else model.options.get("config")
@@ -234,6 +240,7 @@ _RULES: tuple[Callable[..., Iterable[Problem]], ...] = (
     _equal_samples,
     _equal_evaluation_samples,
     _context,
+    _evaluation_context,
     _folder,
     nested,
     grading_nests,

@@ -1,25 +1,37 @@
 """The waits that are open: which call of which port, for whom, since when. And when anything last moved."""
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
 class Wait:
-    """One open wait.
+    """One wait, open while the block runs that it is entered for.
 
-    Attributes:
+    It is made for every call of a port, and so costs as little as it can.
+
+    Args:
+        waits: Where it is known while it is open.
         call: What is waited for, ``RolloutExecutor.generate``.
         of: The id that it is for, ``L3``; empty where there is none.
-        since: When it began, in seconds of the loop's clock.
         deadline_s: How long it may take.
+
+    Attributes:
+        since: When it began, in seconds of the loop's clock.
     """
 
-    call: str
-    of: str
-    since: float
-    deadline_s: float
+    __slots__ = ("_waits", "call", "deadline_s", "of", "since")
+
+    def __init__(self, waits: "Waits", call: str, of: str, deadline_s: float) -> None:
+        self._waits = waits
+        self.call = call
+        self.of = of
+        self.deadline_s = deadline_s
+        self.since = 0.0
+
+    def __enter__(self) -> None:
+        self.since = self._waits.begin(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._waits.end(self)
 
     @property
     def name(self) -> str:
@@ -44,17 +56,20 @@ class Waits:
         self._clock = clock
         self.moved = clock()
 
-    @contextmanager
-    def open(self, call: str, of: str, deadline_s: float) -> Generator[None]:
-        """Take note of the wait that the block is."""
-        self.moved = self._clock()
-        wait = Wait(call=call, of=of, since=self.moved, deadline_s=deadline_s)
+    def open(self, call: str, of: str, deadline_s: float) -> Wait:
+        """Return a wait to enter a block with."""
+        return Wait(self, call, of, deadline_s)
+
+    def begin(self, wait: Wait) -> float:
+        """Take note of a wait that begins; returns the time."""
         self._open[wait] = None
-        try:
-            yield
-        finally:
-            del self._open[wait]
-            self.moved = self._clock()
+        self.moved = self._clock()
+        return self.moved
+
+    def end(self, wait: Wait) -> None:
+        """Take note that a wait ended, however it did."""
+        del self._open[wait]
+        self.moved = self._clock()
 
     def __len__(self) -> int:
         """Return how many are open."""

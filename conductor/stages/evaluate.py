@@ -83,7 +83,8 @@ async def evaluate_if_due(ctx: RunContext) -> None:
 async def evaluate_last(ctx: RunContext) -> None:
     """Evaluate what the run ends with, unless that is done, and tell the trackers what no step told them."""
     served = ctx.publication.served
-    if ctx.cfg.evaluation is not None and served is not None and ctx.evaluated != served:
+    trained = ctx.trained != ctx.first_version
+    if ctx.cfg.evaluation is not None and trained and served is not None and ctx.evaluated != served:
         ctx.enter("evaluating")
         await _evaluate(ctx, served)
     if ctx.window.evaluation:
@@ -99,6 +100,8 @@ async def _evaluate(ctx: RunContext, version: WeightVersion) -> None:
     try:
         with ctx.waits.open("evaluation", f"v{version}", seconds), deadline(f"evaluation of v{version}", seconds):
             await _play_all(ctx, evaluation)
+        if evaluation.running or evaluation.waiting:
+            raise InvariantError(f"the evaluation of v{version} ended and its accounts do not: {evaluation}")
     except DeadlineExceeded as exc:
         await _clear(ctx, evaluation_prefix(ctx.cfg.registration, version))
         _fail(ctx, evaluation, str(exc))
@@ -186,6 +189,9 @@ async def _once(
     receipt = await ctx.ports.executor.generate(lease)
     check_receipt(receipt, lease, version)
     grades = await grades_of(ctx, ports.grader, lease.prompt, receipt)
+    if not any(isinstance(grade, Grade) for grade in grades):
+        fault = next(grade for grade in grades if isinstance(grade, GradeFault))
+        raise DataFault(f"no completion has a reward: {fault.kind}: {fault.detail}")
     await ctx.ports.backend.payloads.release(lease.prefix)
     return receipt, grades
 

@@ -19,11 +19,11 @@ from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, Deadlines, EvaluationConfig, RunConfig
 from conductor.core.evaluation import Evaluation, due, evaluation_seed
 from conductor.result import RunResult
-from conductor.resuming import rebuild
+from conductor.resuming import evaluations_of, rebuild
 from protocols.errors import BadPrompt, ConductorError, ConfigError, EngineBusy, InvariantError, PortFailed, UserError
 from protocols.grading import Grade, GradeFault, GradeRequest
-from protocols.inference import Sampling, WeightsManifest
-from protocols.ledger import Evaluated
+from protocols.inference import AbortReport, Sampling, WeightsManifest
+from protocols.ledger import Evaluated, Resumed
 from protocols.messages import WeightVersion
 from protocols.rollouts import GroupReceipt, RolloutLease
 from protocols.tracking import StepRecord
@@ -267,6 +267,15 @@ async def test_a_completion_without_a_reward_is_masked() -> None:
     assert (metrics["eval/reward/mean"], metrics["eval/samples"], metrics["eval/masked"]) == (1.0, 4.0, 4.0)
 
 
+async def test_prompts_without_any_reward_have_failed() -> None:
+    """A reward that fails on every sample left an evaluation without a mean, and nothing said so."""
+    broken = ScriptedGrader(lambda request: [GradeFault(kind="raised", detail="KeyError")] * len(request.samples))
+    scripted = scripted_workloads(100)
+    result = await run(config(), scripted, grader=broken)
+    assert (result.evaluations, result.failures) == ((), {"evaluation": 3})
+    assert not scripted.payloads.held
+
+
 def all_fail(lease: RolloutLease) -> ConductorError | None:
     return BadPrompt("bad") if evaluated(lease) else None
 
@@ -398,3 +407,45 @@ def test_one_is_due_at_the_first_version_served_since(
 def test_its_accounts_balance() -> None:
     evaluation = Evaluation(version=WeightVersion(1), prompts=5, began=0.0, running=2, failed=1)
     assert evaluation.waiting == 2
+
+
+async def test_what_nobody_confirmed_is_aborted_again_when_the_run_ends() -> None:
+    """Law 5: no group is open any more, and a request of an evaluation may still run."""
+    scripted = scripted_workloads(100, duration_s=lambda lease: math.inf if evaluated(lease) else 1.0)
+    abort = scripted.executor.abort
+
+    async def reluctantly(prefix: str) -> AbortReport:
+        report = await abort(prefix)
+        return AbortReport(unconfirmed=frozenset({"e1"})) if "/E" in prefix else report
+
+    scripted.executor.abort = reluctantly  # type: ignore[method-assign]
+    cfg = config(every=0, steps=2, deadlines=Deadlines(group=50.0, reward=5.0, evaluation=60.0))
+    result = await run(cfg, scripted)
+    assert result.failures["evaluation"] == 1
+    assert scripted.executor.aborted[-1] == "policy.1/"
+
+
+@pytest.mark.parametrize("compact_events", [0, 5])
+@pytest.mark.parametrize("first", [30, 38, 46, 54, 62])
+def test_evaluations_count_once_over_many_lives(tmp_path: Path, first: int, compact_events: int) -> None:
+    """One that was done behind the checkpoint that a resume goes back to is done again, and told of once."""
+    checkpoints = CheckpointConfig(every=3, compact_events=compact_events)
+    cfg = config(every=2, steps=9, max_age=1, checkpoint=checkpoints)
+    lives = Lives(
+        cfg=cfg, build=lambda: scripted_workloads(100), folder=tmp_path, evaluated_on=lambda: ScriptedPrompts(3)
+    )
+    run_virtual(lambda: lives.live(holds(first)))
+    run_virtual(lambda: lives.live(holds(len(lives.events) + 25)))
+    result = run_virtual(lives.live)
+    assert result is not None
+    assert versions(result) == sorted(set(versions(result)))
+    assert [version // 2 for version in versions(result)] == [1, 2, 3, 4, 4]
+    assert result.steps == 9
+
+
+def test_an_evaluation_behind_the_checkpoint_of_a_resume_does_not_count() -> None:
+    def done(version: int, reward: float) -> Evaluated:
+        return Evaluated(record=StepRecord(step=version, metrics={"eval/reward/mean": reward}))
+
+    events = [done(2, 0.1), done(4, 0.2), Resumed(version=WeightVersion(3)), done(4, 0.3)]
+    assert evaluations_of(events) == [done(2, 0.1), done(4, 0.3)]

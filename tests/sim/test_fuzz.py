@@ -12,7 +12,8 @@ from backends.ledgers.memory import MemoryLedger
 from backends.sim.grader import alternating
 from backends.sim.prompts import ScriptedPrompts
 from backends.sim.virtual_time import run_virtual
-from conductor.config import FilterConfig, RunConfig
+from conductor.conductor import Conductor
+from conductor.config import EvaluationConfig, FilterConfig, RunConfig
 from conductor.core.lease import State
 from conductor.core.leases import LeaseTable
 from conductor.result import RunResult
@@ -20,7 +21,7 @@ from protocols.errors import BadPrompt, BudgetExhausted, ConductorError, EngineB
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.ledger import Dropped, LedgerEvent
 from protocols.rollouts import RolloutLease
-from tests.support.runs import run_config, run_scripted
+from tests.support.runs import open_backend_over, run_config, workloads_of
 from tests.support.scripted.hesitant import HesitantTrainer
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
 
@@ -79,6 +80,14 @@ configs = st.builds(
         ceiling=st.sampled_from([0, 1, 3, None]),
         on_ceiling=st.sampled_from(["short", "keep", "fail"]),
     ),
+    evaluation=st.none()
+    | st.builds(
+        EvaluationConfig,
+        every=st.integers(0, 3),
+        size=st.none() | st.integers(1, 6),
+        samples=st.integers(1, 3),
+        slots=st.none() | st.integers(1, 3),
+    ),
 )
 
 
@@ -120,7 +129,8 @@ def build(world: World) -> ScriptedWorkloads:
         if trouble == "equal":
             return [Grade(reward=1.0) for _ in request.samples]
         if trouble == "one reward":
-            return [Grade(reward=1.0), GradeFault(kind="raised", detail="ZeroDivisionError")]
+            fault = GradeFault(kind="raised", detail="ZeroDivisionError")
+            return [Grade(reward=1.0), *[fault] * (len(request.samples) - 1)]
         return alternating(request)
 
     unreadable = [position for position in range(MOST_POSITIONS) if world.fate(position).trouble == "unreadable"]
@@ -140,9 +150,7 @@ def test_every_run_keeps_the_laws(world: World) -> None:
     """Laws 1 to 5, I01, I14, I36, I42, I55, I56, I64: it ends, in time, and every group is where the rules say."""
     scripted, ledger = build(world), MemoryLedger()
     try:
-        result = run_virtual(
-            lambda: run_scripted(world.cfg, scripted, ledger), seed=world.schedule, horizon_s=HORIZON_S
-        )
+        result = run_virtual(lambda: run(world, scripted, ledger), seed=world.schedule, horizon_s=HORIZON_S)
     except (BudgetExhausted, Stalled) as exc:
         note(f"{exc}")
         assert_may_end_early(world, exc)
@@ -153,6 +161,12 @@ def test_every_run_keeps_the_laws(world: World) -> None:
     assert_batches(world, scripted, ledger._events)
     if result is not None:
         assert_finished(world, scripted, result)
+
+
+async def run(world: World, scripted: ScriptedWorkloads, ledger: MemoryLedger) -> RunResult:
+    workloads = replace(workloads_of(scripted, ledger), evaluation_prompts=ScriptedPrompts(4))
+    async with open_backend_over(scripted) as backend:
+        return await Conductor.run(world.cfg, backend=backend, workloads=workloads)
 
 
 def assert_may_end_early(world: World, error: ConductorError) -> None:
@@ -190,8 +204,27 @@ def assert_books(
     assert scripted.executor.live == frozenset()
     assert not scripted.payloads.held
     if result is not None:
-        attempts = {lease.prefix for lease in scripted.executor.leases}
+        attempts = {lease.prefix for lease in scripted.executor.leases if not lease.lease_id.startswith("E")}
         assert attempts <= set(scripted.payloads.released), "a payload was kept until the run ended"
+        assert_evaluations(world, scripted, result)
+
+
+def assert_evaluations(world: World, scripted: ScriptedWorkloads, result: RunResult) -> None:
+    """DESIGN.md: each is of one version, none has two, the last one served has one, and all prompts are told of."""
+    evaluation = world.cfg.evaluation
+    if evaluation is None:
+        assert not result.evaluations
+        return
+    versions = [record.step for record in result.evaluations]
+    assert versions == sorted(set(versions))
+    asked = {lease.lease_id for lease in scripted.executor.leases if lease.lease_id.startswith("E")}
+    assert f"E{result.steps}/0" in asked
+    prompts = min(evaluation.size or 4, 4)
+    for record in result.evaluations:
+        assert record.metrics["eval/prompts"] + record.metrics["eval/failed"] == prompts
+        assert record.metrics["eval/samples"] + record.metrics["eval/masked"] <= prompts * evaluation.samples
+    failed = {lease_id.split("/")[0] for lease_id in asked} - {f"E{version}" for version in versions}
+    assert result.failures.get("evaluation", 0) == len(failed)
 
 
 def assert_batches(world: World, scripted: ScriptedWorkloads, events: Sequence[LedgerEvent]) -> None:

@@ -13,8 +13,8 @@ from conductor.core.admission import Admission
 from conductor.observe.observer import Unwatched
 from conductor.result import RunResult
 from conductor.resuming import rebuild
-from protocols.errors import PortFailed, Stalled
-from protocols.inference import EngineStatus
+from protocols.errors import ConductorError, EngineBusy, PortFailed, Stalled
+from protocols.inference import AbortReport, EngineStatus
 from protocols.messages import WorkerId
 from protocols.rollouts import RolloutLease
 from tests.support.runs import open_backend_over, run_config, run_scripted, workloads_of
@@ -136,3 +136,22 @@ async def test_a_shutdown_is_not_a_stall() -> None:
         await run_unvalidated(run_config(steps=5, deadlines=DEADLINES), scripted)
     assert scope.cancelled_caught
     assert anyio.current_time() == pytest.approx(3.0 + STALL_S + 8.0)
+
+
+async def test_a_run_that_is_being_ended_is_not_called_stalled() -> None:
+    """What is aborted on the way out takes its time; the error before it stands, without a second verdict beside it."""
+
+    def failure(lease: RolloutLease) -> ConductorError | None:
+        return {0: EngineBusy(engine="e", waiting=1), 1: PortFailed("it burns")}.get(lease.prompt.position)
+
+    scripted = scripted_workloads(100, duration_s=lambda lease: 1.0 + lease.prompt.position, failure=failure)
+    abort = scripted.executor.abort
+
+    async def slowly(prefix: str) -> AbortReport:
+        await anyio.sleep(9.0)
+        return await abort(prefix)
+
+    scripted.executor.abort = slowly  # type: ignore[method-assign]
+    with pytest.raises(PortFailed, match="it burns") as caught:
+        await run_unvalidated(run_config(steps=5, deadlines=Deadlines(stall=5.0)), scripted)
+    assert not [note for note in getattr(caught.value, "__notes__", []) if "watchdog" in note]

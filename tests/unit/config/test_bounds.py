@@ -96,6 +96,13 @@ def test_completions_of_an_evaluation_that_would_all_be_the_same_are_refused(sam
     assert str(problem).startswith("evaluation.samples = 3: all 3 completions of a prompt would be the same; give 1")
 
 
+def test_completions_of_an_evaluation_that_the_context_cannot_hold_are_refused() -> None:
+    model = Section(kind="scratch", options={"config": {"n_positions": 16}})
+    evaluation = EvaluationConfig(prompts=GOOD, sampling=Sampling(max_tokens=99))
+    (problem,) = find_problems(job(evaluation=evaluation, model=model), given=("model",))
+    assert (problem.field, problem.value) == ("evaluation.sampling.max_tokens", "99")
+
+
 def test_the_sections_of_an_evaluation_are_checked_like_the_others() -> None:
     evaluation = EvaluationConfig(prompts=Section(kind="jsonll"), reward=Section(kind="nowhere:at_all"))
     found = [problem.field for problem in find_problems(job(evaluation=evaluation))]
