@@ -386,6 +386,19 @@ def test_a_run_that_is_killed_evaluates_what_it_had_not_and_nothing_twice(tmp_pa
     assert result.accounts.committed == 12
 
 
+@pytest.mark.parametrize("staleness", ["wait", "drop", "partial"])
+async def test_while_a_version_is_evaluated_no_group_grows_too_old(staleness: str) -> None:
+    """Publishing waits, and with it the interrupts of ``partial``: nothing is begun anew under the same weights."""
+    scripted = scripted_workloads(
+        100, duration_s=lambda lease: 40.0 if evaluated(lease) else 1.0 + lease.prompt.position % 3
+    )
+    result = await run(config(every=1, steps=6, max_age=1, staleness=staleness), scripted)
+    assert result.steps == 6
+    assert max(record.metrics["age/max"] for record in result.metrics) <= 1
+    assert all(record.metrics["eval/failed"] == 0 for record in result.evaluations)
+    assert len([lease for lease in scripted.executor.leases if not evaluated(lease)]) <= 2 * 6 + 4
+
+
 @pytest.mark.parametrize(
     ("every", "evaluated_", "version", "expected"),
     [(0, 0, 9, False), (3, 0, 2, False), (3, 0, 3, True), (3, 3, 5, False), (3, 2, 7, True), (3, 7, 8, False)],
