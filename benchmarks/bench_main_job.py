@@ -92,30 +92,34 @@ def reward(completion: str) -> float:
     return sum(digits) / (9 * max(1, len(digits)))
 
 
+def job(shape: Shape, steps: int, folder: str) -> RunConfig:
+    """Return the job, whose functions lie in ``folder``."""
+    path = Path(folder) / "task.py"
+    path.write_text(
+        "from benchmarks.bench_main_job import prompt_text, reward\n\n\n"
+        f"def prompt(index, seed):\n    return prompt_text(index, seed, {shape.prompt_tokens})\n"
+    )
+    return RunConfig(
+        name="bench",
+        steps=steps,
+        batch_groups=shape.prompts,
+        group_size=shape.samples,
+        sampling=Sampling(max_tokens=shape.tokens),
+        filter=FilterConfig(equal_rewards="keep"),
+        job_dir=folder,
+        model=shape.model(),
+        prompts=Section(kind="function", options={"function": "task.py:prompt"}),
+        reward=Section(kind="function", options={"function": "task.py:reward", "cheap": True}),
+        engine=Section(kind="torch", options={"slots": shape.batch}),
+        train=Section(kind="torch", options={"lr": LR, "micro_batch_tokens": 1 << 20}),
+        trackers=(),
+    )
+
+
 def measure_ours(shape: Shape, steps: int) -> float:
     """Train through the controller; returns samples per second."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "task.py"
-        path.write_text(
-            "from benchmarks.bench_main_job import prompt_text, reward\n\n\n"
-            f"def prompt(index, seed):\n    return prompt_text(index, seed, {shape.prompt_tokens})\n"
-        )
-        cfg = RunConfig(
-            name="bench",
-            steps=steps,
-            batch_groups=shape.prompts,
-            group_size=shape.samples,
-            sampling=Sampling(max_tokens=shape.tokens),
-            filter=FilterConfig(equal_rewards="keep"),
-            job_dir=folder,
-            model=shape.model(),
-            prompts=Section(kind="function", options={"function": "task.py:prompt"}),
-            reward=Section(kind="function", options={"function": "task.py:reward", "cheap": True}),
-            engine=Section(kind="torch", options={"slots": shape.batch}),
-            train=Section(kind="torch", options={"lr": LR, "micro_batch_tokens": 1 << 20}),
-            trackers=(),
-        )
-        result = anyio.run(Conductor.run, cfg)
+        result = anyio.run(Conductor.run, job(shape, steps, folder))
     return shape.batch * (steps - 1) / sum(record.metrics["time/step_s"] for record in result.metrics[1:])
 
 

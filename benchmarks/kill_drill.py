@@ -103,7 +103,7 @@ def deaths(rng: random.Random, life_s: float) -> Iterator[tuple[str, Death, floa
             yield "any moment", Death(), rng.uniform(0.0, life_s)
             yield "resume", Death(), rng.uniform(0.0, life_s / 6)
             # past the event: the trainer writes, the files are brought to the disk, the folder is renamed
-            saving = Death(at="checkpoint_began", number=1, point="during", delay_s=rng.uniform(0.0, 0.05))
+            saving = Death(at="stepped", number=EVERY, point="during", delay_s=rng.uniform(0.0, 0.05))
             yield "checkpoint", saving, None
 
 
@@ -130,7 +130,7 @@ def live(run_dir: Path, death: Death, kill_after_s: float | None) -> bool:
 def _life(run_dir: Path, death: Death) -> None:
     try:
         anyio.run(partial(Conductor.run, job(run_dir, death), resume=True))
-    except BaseException:  # noqa: BLE001 - the process ends here, and its parent reads why
+    except BaseException:  # noqa: ASYNC103, BLE001 - the process ends here, and its parent reads why
         (run_dir.parent / "error.txt").write_text(traceback.format_exc())
         os._exit(1)
     os._exit(0)

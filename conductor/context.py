@@ -142,7 +142,7 @@ class RunContext:
         """Put a summary in the place of the record."""
         if self.origin is None or self.record_failed:
             return
-        events = (self.origin, self.table.compacted(), *self.steps, *self.evaluations)
+        events = (self.origin, *self.steps, *self.evaluations, self.table.compacted())
         self.recorded = len(events)
         await self._write(self.ports.ledger.compact(events))
 

@@ -117,7 +117,9 @@ def inspect(record: Record) -> Inspection:
         balanced=groups.balanced and table.accounts.balanced and samples.balanced,
         groups=groups,
         samples=samples,
-        checkpoints=tuple(version for version in table.settlements.cuts if version != origin.version),
+        checkpoints=tuple(
+            version for version, cut in table.settlements.cuts.items() if cut.complete and version != origin.version
+        ),
     )
 
 

@@ -147,7 +147,8 @@ async def _load(ctx: RunContext, origin: RunStarted) -> None:
         version = ctx.saved = marker.version
         ctx.checkpoint = str(path)
     elif version not in ctx.table.settlements.cuts:
-        there = ", ".join(f"step-{known}" for known in ctx.table.settlements.cuts) or "it wrote none"
+        complete = [version for version, cut in ctx.table.settlements.cuts.items() if cut.complete]
+        there = ", ".join(f"step-{known}" for known in complete) or "it wrote none"
         raise UserError(f"the run in {ctx.cfg.run_dir} cannot go on without its checkpoints: {there}")
     ctx.trained = ctx.closed = version
     position = ctx.table.position

@@ -135,6 +135,11 @@ async def conduct(ctx: RunContext) -> RunResult:
             ctx.log.error("abort.timed_out", deadline_s=2 * ctx.cfg.deadlines.abort, open=ctx.table.accounts.open)
         if isinstance(error, anyio.get_cancelled_exc_class()):
             await _save_when_stopped(ctx, error)  # noqa: ASYNC102 - shielded there, with a deadline
+    return _result(ctx, seconds)
+
+
+def _result(ctx: RunContext, seconds: float) -> RunResult:
+    """Return what the whole run came to, all of its lives together."""
     return RunResult(
         steps=ctx.trained - ctx.first_version,
         metrics=tuple(step.record for step in ctx.steps),

@@ -122,7 +122,7 @@ class EpochClosed(Message, frozen=True, kw_only=True, tag="epoch_closed"):
 
 
 class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
-    """A train step is closed.
+    """A train step is closed; no batch is lent at that moment. A checkpoint of its version goes back to here.
 
     Attributes:
         record: What the trackers were told.
@@ -141,15 +141,6 @@ class Evaluated(Message, frozen=True, kw_only=True, tag="evaluated"):
     record: StepRecord
 
 
-class CheckpointBegan(Message, frozen=True, kw_only=True, tag="checkpoint_began"):
-    """A checkpoint of ``version`` is about to be written: what was settled before it belongs to it.
-
-    No batch is lent at that moment.
-    """
-
-    version: WeightVersion
-
-
 class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
     """The checkpoint of ``version`` is complete; ``kept`` are all that there are, itself among them."""
 
@@ -160,7 +151,7 @@ class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
 class Resumed(Message, frozen=True, kw_only=True, tag="resumed"):
     """The run goes on from the checkpoint of ``version``.
 
-    Every group that is open, or was settled after that checkpoint began, is reopened. What the run had come
+    Every group that is open, or was settled after the step of that version, is reopened. What the run had come
     to is again what it was then.
     """
 
@@ -206,18 +197,20 @@ class Cut(Message, frozen=True, kw_only=True):
     """What a checkpoint of ``version`` goes back to.
 
     Attributes:
-        admitted, settled: How many leases were when it began.
+        complete: Whether there is one.
+        admitted, settled: How many leases were when the step of that version was closed.
         tally: What the run had come to.
     """
 
     version: WeightVersion
+    complete: bool
     admitted: int
     settled: int
     tally: Tally
 
 
 class Compacted(Message, frozen=True, kw_only=True, tag="compacted"):
-    """Stands for everything before it but ``RunStarted``.
+    """Stands for everything before it but ``RunStarted``, and the steps and evaluations that count: they go before it.
 
     Attributes:
         admitted, samples: Groups and samples admitted.
@@ -226,9 +219,9 @@ class Compacted(Message, frozen=True, kw_only=True, tag="compacted"):
         settled: Leases settled.
         tally: What the run has come to.
         open: Leases that are not settled, in the order of admission.
-        recent: Leases that were settled since the oldest checkpoint began, in the order of settling.
+        recent: Leases that were settled since the oldest checkpoint, in the order of settling.
         dispatches: Batches that are lent.
-        cuts: The checkpoints that a resume may go back to.
+        cuts: What a resume may go back to.
     """
 
     admitted: int
@@ -259,7 +252,6 @@ LedgerEvent = (
     | EpochClosed
     | Stepped
     | Evaluated
-    | CheckpointBegan
     | Checkpointed
     | Resumed
     | Compacted

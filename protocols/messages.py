@@ -5,10 +5,11 @@ from typing import NewType
 import msgspec
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A frozen value that crosses a port; it encodes to MessagePack and decodes to an equal value.
 
-    Bulk data (tokens, tensors) does not travel in messages but by ``PayloadRef``.
+    Bulk data (tokens, tensors) does not travel in messages but by ``PayloadRef``. What can be encoded holds no
+    cycle, so messages are hidden from the garbage collector (a million of them took 5 s to collect in vain).
     Subclasses repeat ``frozen=True, kw_only=True``: type checkers inherit neither.
     """
 

@@ -21,11 +21,13 @@ class Site(Message, frozen=True, kw_only=True):
     Attributes:
         job_dir: Absolute folder that relative paths in the job start from.
         run_dir: Absolute folder of this run; None when nothing is written.
+        resume: Whether the run goes on from what its folder holds; else the folder must hold no run.
         seed: Seed of the run.
         model: The job's model, for engines, trainers and tokenizers; None where none is named.
     """
 
     job_dir: str
     run_dir: str | None = None
+    resume: bool = False
     seed: int = 0
     model: Section | None = None

@@ -39,10 +39,10 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False)
     if ending.error is not None and not asked_to:
         _report(ending.error)
     failed = "stopped" if ending.error is None or asked_to else _headline(ending.error)
-    click.echo(f"{failed}; {_whereabouts(cfg.run_dir)}", err=True)
     stopped = ending.stopped_by is not None or asked_to
     if stopped and cfg.run_dir is not None and holds_run(Path(cfg.run_dir)):
         click.echo(f"go on with: conductor resume {cfg.run_dir}", err=True)
+    click.echo(f"{failed}; {_whereabouts(cfg.run_dir)}", err=True)
     if ending.stopped_by is not None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more, and Python's own exit would fail with a traceback
         return 128 + ending.stopped_by

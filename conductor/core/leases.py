@@ -17,7 +17,6 @@ from protocols.ledger import (
     AbortConfirmed,
     Aborting,
     Admitted,
-    CheckpointBegan,
     Checkpointed,
     Claimed,
     Committed,
@@ -35,7 +34,7 @@ from protocols.ledger import (
     Stepped,
     Unclaimed,
 )
-from protocols.messages import DispatchId, LeaseId
+from protocols.messages import DispatchId, LeaseId, WeightVersion
 from protocols.rollouts import GroupReceipt
 
 
@@ -46,7 +45,7 @@ class LeaseTable:
         tally: What the run has come to.
         position: Of the prompt after the last one admitted; None: none was.
         dispatched: Batches claimed so far, those of abandoned lives included: an id is never used again.
-        settlements: What is settled, and the checkpoints that a resume may go back to.
+        settlements: What is settled, and the steps that a resume may go back to.
     """
 
     def __init__(self) -> None:
@@ -73,9 +72,8 @@ class LeaseTable:
             Readmitted: self._readmit,
             Dropped: self._drop,
             EpochClosed: lambda _: self.tally.close_epoch(),
-            Stepped: lambda _: None,
+            Stepped: self._close_step,
             Evaluated: lambda _: None,
-            CheckpointBegan: self._begin_checkpoint,
             Checkpointed: lambda event: self.settlements.complete(event.version, event.kept),
             Resumed: self._resume,
             Compacted: self._expand,
@@ -276,10 +274,10 @@ class LeaseTable:
             lease.first_attempt = event.attempt
             self.tally.epoch = lease.prompt.epoch
 
-    def _begin_checkpoint(self, event: CheckpointBegan) -> None:
+    def _close_step(self, event: Stepped) -> None:
         if self._dispatches:
-            raise InvariantError(f"a checkpoint began while {', '.join(self._dispatches)} was lent")
-        self.settlements.begin(event.version, self.tally, admitted=self._admitted)
+            raise InvariantError(f"step {event.record.step} was closed while {', '.join(self._dispatches)} was lent")
+        self.settlements.step(WeightVersion(event.record.step), self.tally, admitted=self._admitted)
 
     def _resume(self, event: Resumed) -> None:
         self.tally, taken_back = self.settlements.take_back(event.version)

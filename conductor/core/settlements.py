@@ -1,4 +1,4 @@
-"""Settled leases that a resume may still reopen, and the checkpoints that it may go back to."""
+"""Settled leases that a resume may still reopen, and the steps that it may go back to."""
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -11,13 +11,20 @@ from protocols.errors import InvariantError
 from protocols.messages import WeightVersion
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Cut:
-    """What a checkpoint goes back to: how many leases were admitted and settled when it began, and that tally."""
+    """What a checkpoint goes back to.
+
+    Attributes:
+        admitted, settled: How many leases were, when the step of its version was closed.
+        tally: What the run had come to.
+        complete: Whether there is a checkpoint; of the steps without one only the last may still get it.
+    """
 
     admitted: int
     settled: int
     tally: Tally
+    complete: bool = False
 
 
 class Settlements:
@@ -41,19 +48,26 @@ class Settlements:
             self.recent.append(lease.bare())
 
     def begin(self, version: WeightVersion, tally: Tally, *, admitted: int) -> None:
-        """Remember what a checkpoint that is about to be written goes back to."""
-        self.cuts.pop(version, None)
+        """Remember what the run starts from, which counts as a checkpoint."""
+        self.cuts[version] = Cut(admitted=admitted, settled=self.settled, tally=tally.copy(), complete=True)
+
+    def step(self, version: WeightVersion, tally: Tally, *, admitted: int) -> None:
+        """Remember what a checkpoint of a closed step would go back to, in the place of the step before it."""
+        if not self.cuts:
+            return
+        self.cuts = {known: cut for known, cut in self.cuts.items() if cut.complete}
         self.cuts[version] = Cut(admitted=admitted, settled=self.settled, tally=tally.copy())
 
     def complete(self, version: WeightVersion, kept: Collection[WeightVersion]) -> None:
-        """Forget the checkpoints before ``version`` that are not kept, and what only they could reopen.
+        """Forget the checkpoints that are not kept, and what only they could reopen.
 
         Raises:
-            InvariantError: It never began.
+            InvariantError: ``version`` is not the last step.
         """
         if version not in self.cuts:
-            raise InvariantError(f"the checkpoint of v{version} is complete and never began")
-        self.cuts = {known: cut for known, cut in self.cuts.items() if known >= version or known in kept}
+            raise InvariantError(f"there is a checkpoint of v{version}, and the record knows no such step")
+        self.cuts[version].complete = True
+        self.cuts = {known: cut for known, cut in self.cuts.items() if known in kept or known == version}
         oldest = next(iter(self.cuts.values())).settled
         while self.settled - len(self.recent) < oldest:
             self.recent.popleft()
@@ -67,15 +81,22 @@ class Settlements:
         if version not in self.cuts:
             raise InvariantError(f"the record knows no checkpoint of v{version}; it knows {sorted(self.cuts)}")
         cut = self.cuts[version]
+        cut.complete = True
         self.cuts = {known: other for known, other in self.cuts.items() if known <= version}
         reopened = [self.recent.pop() for _ in range(self.settled - cut.settled)]
         self.settled = cut.settled
         return cut.tally.copy(), reopened[::-1]
 
     def messages(self) -> tuple[ledger.Cut, ...]:
-        """Return the checkpoints as messages."""
+        """Return the cuts as messages."""
         return tuple(
-            ledger.Cut(version=version, admitted=cut.admitted, settled=cut.settled, tally=cut.tally.message())
+            ledger.Cut(
+                version=version,
+                complete=cut.complete,
+                admitted=cut.admitted,
+                settled=cut.settled,
+                tally=cut.tally.message(),
+            )
             for version, cut in self.cuts.items()
         )
 
@@ -84,5 +105,8 @@ class Settlements:
         self.settled = settled
         self.recent = deque(recent)
         self.cuts = {
-            cut.version: Cut(admitted=cut.admitted, settled=cut.settled, tally=Tally.of(cut.tally)) for cut in cuts
+            cut.version: Cut(
+                admitted=cut.admitted, settled=cut.settled, tally=Tally.of(cut.tally), complete=cut.complete
+            )
+            for cut in cuts
         }

@@ -1,4 +1,4 @@
-"""Checkpoint: the trainer's state in a folder, and in the record what a resume goes back to.
+"""Checkpoint: the trainer's state in a folder. What a resume goes back to is in the record since the step was closed.
 
 Whoever saves has the trainer to itself and no batch is lent; groups are generated and graded meanwhile.
 """
@@ -14,7 +14,7 @@ from conductor.context import RunContext
 from conductor.disk import on_disk
 from protocols.aio import bounded_shield
 from protocols.errors import DeadlineExceeded, InvariantError, PortFailed
-from protocols.ledger import CheckpointBegan, Checkpointed
+from protocols.ledger import Checkpointed
 from protocols.messages import WeightVersion
 from protocols.training import CheckpointRequest
 
@@ -49,8 +49,8 @@ async def save_checkpoint(ctx: RunContext) -> None:
 
 async def _save(ctx: RunContext, folder: Path) -> None:
     began = anyio.current_time()
-    version, admitted = ctx.trained, ctx.table.accounts.admitted
-    await ctx.record(CheckpointBegan(version=version))
+    version = ctx.trained
+    admitted = ctx.table.settlements.cuts[version].admitted
     aside = await _on_disk(ctx, lambda: checkpoints.aside(folder, version))
     written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
     if written != version:

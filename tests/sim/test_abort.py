@@ -20,7 +20,7 @@ from protocols.inference import AbortReport
 from protocols.ledger import AbortConfirmed, Aborting
 from protocols.rollouts import RolloutLease
 from protocols.tracking import StepRecord
-from tests.support.lives import Lives
+from tests.support.lives import Lives, holds
 from tests.support.runs import open_backend_over, run_config, run_scripted, workloads_of
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
 from tests.support.virtual_time import run_virtual
@@ -226,7 +226,7 @@ def test_a_run_that_was_cut_in_its_abort_goes_on_when_it_is_resumed(tmp_path: Pa
     """What the ledger owes is readmitted; the run ends as if nothing had been."""
     cfg = run_config(steps=4, max_age=1, checkpoint=CheckpointConfig(every=1))
     lives = Lives(cfg=cfg, build=lambda: scripted_workloads(100, failure=busy_once), folder=tmp_path)
-    run_virtual(lambda: lives.live(30))
+    run_virtual(lambda: lives.live(holds(30)))
     assert any(isinstance(event, Aborting) for event in lives.events)
     result = run_virtual(lives.live)
     assert result is not None

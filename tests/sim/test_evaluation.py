@@ -25,7 +25,7 @@ from protocols.messages import WeightVersion
 from protocols.rollouts import GroupReceipt, RolloutLease
 from protocols.tracking import StepRecord
 from protocols.training import StageRequest
-from tests.support.lives import Lives
+from tests.support.lives import Lives, holds
 from tests.support.runs import open_backend_over, run_config, workloads_of
 from tests.support.scripted.grader import ScriptedGrader
 from tests.support.scripted.prompts import ScriptedPrompts
@@ -378,7 +378,7 @@ def test_a_run_that_is_killed_evaluates_what_it_had_not_and_nothing_twice(tmp_pa
     prompts = [ScriptedPrompts(3) for _ in range(3)]
     cfg = config(every=2, steps=6, max_age=1, checkpoint=CheckpointConfig(every=1))
     lives = Lives(cfg=cfg, build=lambda: scripted_workloads(100), folder=tmp_path, evaluated_on=prompts.pop)
-    run_virtual(lambda: lives.live(die_at))
+    run_virtual(lambda: lives.live(holds(die_at)))
     result = run_virtual(lives.live)
     assert result is not None
     # a checkpoint may lie past the version that was due: the next one that is served is evaluated in its place
@@ -434,8 +434,8 @@ def test_evaluations_count_once_over_many_lives(tmp_path: Path, first: int, comp
     lives = Lives(
         cfg=cfg, build=lambda: scripted_workloads(100), folder=tmp_path, evaluated_on=lambda: ScriptedPrompts(3)
     )
-    run_virtual(lambda: lives.live(first))
-    run_virtual(lambda: lives.live(len(lives.events) + 25))
+    run_virtual(lambda: lives.live(holds(first)))
+    run_virtual(lambda: lives.live(holds(len(lives.events) + 25)))
     result = run_virtual(lives.live)
     assert result is not None
     assert versions(result) == sorted(set(versions(result)))

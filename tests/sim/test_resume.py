@@ -18,7 +18,6 @@ from protocols.errors import BadPrompt, ConductorError, ConfigError, EngineBusy,
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.ledger import (
     Admitted,
-    CheckpointBegan,
     Checkpointed,
     Committed,
     Compacted,
@@ -29,7 +28,7 @@ from protocols.ledger import (
 )
 from protocols.messages import LeaseId
 from protocols.rollouts import RolloutLease
-from tests.support.lives import Lives
+from tests.support.lives import Lives, holds
 from tests.support.runs import run_config
 from tests.support.scripted.grader import alternating
 from tests.support.scripted.prompts import ScriptedPrompts
@@ -103,7 +102,7 @@ def killed(cfg: RunConfig, build: Build, deaths: Sequence[int], folder: Path) ->
     """Run, killed each time the record has grown by so many events; then to the end."""
     lives = Lives(cfg=cfg, build=build, folder=folder)
     for more in deaths:
-        result = run_virtual(lambda more=more: lives.live(len(lives.events) + more))
+        result = run_virtual(lambda more=more: lives.live(holds(len(lives.events) + more)))
         rebuild(lives.events)
         if result is not None:
             return result, lives
@@ -140,7 +139,26 @@ def test_killed_behind_any_event_it_trains_what_it_would_have_trained(tmp_path: 
         found = killed(TROUBLED, build_troubled, [number], folder)
         assert_same(expected, found)
         assert trained(found[1].events) == order, number
-    assert kinds >= {RunStarted, Admitted, Committed, CheckpointBegan, Checkpointed, Stepped}
+    assert kinds >= {RunStarted, Admitted, Committed, Checkpointed, Stepped}
+
+
+def test_stopped_at_any_time_it_has_saved_what_it_trained_and_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """I57, law 4: also in the middle of a step, whose groups and whose ceiling are those of the batch that comes."""
+    expected = reference(TROUBLED, build_troubled)
+    for number in range(1, 60):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        lives = Lives(cfg=TROUBLED, build=build_troubled, folder=folder)
+        result = run_virtual(lambda lives=lives, number=number: lives.live(stop_after_s=0.37 * number))
+        if result is not None:
+            break
+        trained_before = len(trained(lives.events))
+        result = run_virtual(lives.live)
+        assert result is not None
+        resumed = [event.version for event in lives.events if isinstance(event, Resumed)]
+        assert resumed == [trained_before], number
+        assert_same(expected, (result, lives))
+    assert number > 20
 
 
 def test_killed_over_and_over_it_still_ends(tmp_path: Path) -> None:
@@ -158,6 +176,25 @@ def test_a_compacted_record_resumes_to_the_same_end(tmp_path: Path) -> None:
     assert any(isinstance(event, Compacted) for event in found[1].events)
     assert_same(expected, found)
     assert len(found[1].events) < len(expected[1].events) / 2
+
+
+@pytest.mark.parametrize("behind", range(8))
+def test_killed_right_behind_a_compaction_it_goes_on_from_the_checkpoint_that_asked_for_it(
+    tmp_path: Path, behind: int
+) -> None:
+    """Found by the kill drill: the steps stood behind the summary and took the place of what it went back to."""
+    cfg = replace_checkpoint(TROUBLED, CheckpointConfig(every=2, keep=1, compact_events=40))
+    expected = reference(TROUBLED, build_troubled)
+    lives = Lives(cfg=cfg, build=build_troubled, folder=tmp_path)
+
+    def fatal(events: Sequence[LedgerEvent]) -> bool:
+        compacted = [index for index, event in enumerate(events) if isinstance(event, Compacted)]
+        return bool(compacted) and len(events) > compacted[0] + behind
+
+    run_virtual(lambda: lives.live(fatal))
+    result = run_virtual(lives.live)
+    assert result is not None
+    assert_same(expected, (result, lives))
 
 
 def replace_checkpoint(cfg: RunConfig, checkpoint: CheckpointConfig) -> RunConfig:
@@ -219,7 +256,7 @@ def test_an_asynchronous_run_keeps_the_order_of_its_prompts_and_loses_none(tmp_p
 def test_other_data_are_refused(tmp_path: Path) -> None:
     """I52: the data changed between two lives, and nobody noticed."""
     lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
-    run_virtual(lambda: lives.live(30))
+    run_virtual(lambda: lives.live(holds(30)))
     lives.build = lambda: scripted_workloads(ScriptedPrompts(12, epochs=4))
     with pytest.raises(ConfigError, match="prompts: the data, or their order, are not what the run began with"):
         run_virtual(lives.live)
@@ -230,11 +267,11 @@ def test_a_record_that_lost_its_end_goes_on_from_a_checkpoint_that_it_knows(tmp_
     """A power failure: the checkpoint was on the disk and the end of the record was not."""
     expected = reference(TROUBLED, build_troubled)
     lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
-    run_virtual(lambda: lives.live(118))
-    before = sum(isinstance(event, CheckpointBegan) for event in lives.events)
+    run_virtual(lambda: lives.live(holds(118)))
+    before = sum(isinstance(event, Checkpointed) for event in lives.events)
     del lives.events[-lost:]
     if lost == 75:
-        assert sum(isinstance(event, CheckpointBegan) for event in lives.events) < before
+        assert sum(isinstance(event, Checkpointed) for event in lives.events) < before
     result = run_virtual(lives.live)
     assert result is not None
     assert_same(expected, (result, lives))
@@ -243,7 +280,7 @@ def test_a_record_that_lost_its_end_goes_on_from_a_checkpoint_that_it_knows(tmp_
 def test_a_run_whose_checkpoints_are_gone_says_so(tmp_path: Path) -> None:
     """It must not begin anew in silence: its groups of then are final."""
     lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
-    run_virtual(lambda: lives.live(118))
+    run_virtual(lambda: lives.live(holds(118)))
     assert lives._run_dir is not None
     shutil.rmtree(lives._run_dir / "checkpoints")
     with pytest.raises(UserError, match=r"cannot go on without its checkpoints: step-\d"):

@@ -1,11 +1,13 @@
 """One run that is killed again and again: its folder and its record outlive each life, and nothing else does."""
 
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 
 from backends.ledgers.memory import MemoryLedger
@@ -23,19 +25,32 @@ class Killed(BaseException):
     """The process is gone: what it would have done after this is undone by ``Lives``."""
 
 
+Fatal = Callable[[Sequence[LedgerEvent]], bool]
+
+
+def holds(number: int) -> Fatal:
+    """Return whether a record holds so many events."""
+    return lambda events: len(events) >= number
+
+
+def never(events: Sequence[LedgerEvent]) -> bool:
+    """Let it live."""
+    return False
+
+
 class MortalLedger(MemoryLedger):
-    """Kills the process when it holds ``last`` events.
+    """Kills the process when it holds what it is to die at.
 
     Args:
         events: What the lives before it wrote.
-        last: Events that it still takes; None: it lives on.
+        fatal: Whether a record is the last that it holds.
         die: Called at that moment.
     """
 
-    def __init__(self, events: Sequence[LedgerEvent], last: int | None, die: Callable[[], None]) -> None:
+    def __init__(self, events: Sequence[LedgerEvent], fatal: Fatal, die: Callable[[], None]) -> None:
         super().__init__()
         self._events = list(events)
-        self._last = last
+        self._fatal = fatal
         self._die = die
         self.dead = False
 
@@ -44,16 +59,20 @@ class MortalLedger(MemoryLedger):
         if self.dead:
             raise Killed
         await super().append(events)
-        if self._last is not None and len(self._events) >= self._last:
-            self.dead = True
-            self._die()
-            raise Killed
+        self._meet()
 
     async def compact(self, events: tuple[LedgerEvent, ...]) -> None:
         """Sum up."""
         if self.dead:
             raise Killed
         self._events = list(events)
+        self._meet()
+
+    def _meet(self) -> None:
+        if self._fatal(self._events):
+            self.dead = True
+            self._die()
+            raise Killed
 
 
 @dataclass(kw_only=True)
@@ -80,10 +99,11 @@ class Lives:
     _run_dir: Path | None = None
     _count: int = 0
 
-    async def live(self, die_at: int | None = None) -> RunResult | None:
-        """Live until the record holds ``die_at`` events; returns the result of a life that came to its end.
+    async def live(self, fatal: Fatal = never, *, stop_after_s: float = math.inf) -> RunResult | None:
+        """Live until the record is ``fatal``, or somebody stops it; returns the result of a whole life.
 
-        The disk is as it was at the moment of death: what the unwinding of the life wrote is thrown away.
+        The disk is as it was at the moment of death: what the unwinding of the life wrote is thrown away. A life
+        that is stopped ends in order.
         """
         self._count += 1
         run_dir = self.folder / f"life-{self._count}"
@@ -92,21 +112,22 @@ class Lives:
         else:
             shutil.copytree(self._run_dir, run_dir)
         after = self.folder / f"after-{self._count}"
-        ledger = MortalLedger(self.events, die_at, lambda: shutil.copytree(run_dir, after))
+        ledger = MortalLedger(self.events, fatal, lambda: shutil.copytree(run_dir, after))
         scripted = self.build()
         self.trainer = ChainedTrainer(scripted.payloads)
         scripted = replace(scripted, trainer=self.trainer)
+        result: RunResult | None = None
         try:
             async with open_backend_over(scripted) as backend:
                 cfg = msgspec.structs.replace(self.cfg, run_dir=str(run_dir))
                 workloads = workloads_of(scripted, ledger)
                 if self.evaluated_on is not None:
                     workloads = replace(workloads, evaluation_prompts=self.evaluated_on())
-                result = await Conductor.run(cfg, backend=backend, workloads=workloads, resume=True)
+                with anyio.move_on_after(stop_after_s):
+                    result = await Conductor.run(cfg, backend=backend, workloads=workloads, resume=True)
         except BaseException:  # noqa: ASYNC103 - the life is over, however its unwinding ended
             if not ledger.dead:
                 raise
-            result = None
-        self._run_dir = after if result is None else run_dir
+        self._run_dir = after if ledger.dead else run_dir
         self.events = list(ledger._events)
         return result

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+import anyio
 import msgspec
 
 from protocols.backend import PayloadPort
@@ -43,7 +44,8 @@ class ChainedTrainer(ScriptedTrainer):
         return report
 
     async def save(self, request: CheckpointRequest) -> WeightVersion:
-        """Write the digest as well."""
+        """Write the digest as well, which takes half a second."""
+        await anyio.sleep(0.5)
         (Path(request.path) / "weights").write_text(self.weights)
         return await super().save(request)
 

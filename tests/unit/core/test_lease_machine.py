@@ -16,7 +16,6 @@ from protocols.ledger import (
     AbortConfirmed,
     Aborting,
     Admitted,
-    CheckpointBegan,
     Checkpointed,
     Claimed,
     Committed,
@@ -30,11 +29,13 @@ from protocols.ledger import (
     Readmitted,
     Resumed,
     RunStarted,
+    Stepped,
     Unclaimed,
 )
 from protocols.messages import LeaseId, PayloadRef, WeightVersion
 from protocols.prompts import Prompt, SourceState, TextPrompt
 from protocols.rollouts import GroupReceipt, SampleReceipt
+from protocols.tracking import StepRecord
 
 SAMPLE = SampleReceipt(tokens=1, segments=(Segment(version=WeightVersion(0), count=1),), finish="stop", preview="")
 PICK = st.integers(0, 10**6)
@@ -56,7 +57,7 @@ class Leases(RuleBasedStateMachine):
         self.version = 0
         self.trained: list[tuple[int, tuple[LeaseId, ...]]] = []  # version after the step, its leases
         self.begun: set[int] = {0}
-        self.kept: list[int] = []
+        self.kept: list[int] = [0]
 
     def write(self, event: LedgerEvent) -> None:
         self.table.apply(event)
@@ -170,15 +171,19 @@ class Leases(RuleBasedStateMachine):
     def close_epoch(self) -> None:
         self.write(EpochClosed(epoch=self.table.tally.epoch))
 
-    @rule(complete=st.booleans(), keep=st.integers(1, 2))
-    @precondition(lambda self: not self.table.open_dispatches())
-    def checkpoint(self, complete: bool, keep: int) -> None:
-        self.write(CheckpointBegan(version=WeightVersion(self.version)))
-        self.begun.add(self.version)
-        if complete:
-            self.kept = [*(kept for kept in self.kept if kept != self.version), self.version][-keep:]
-            self.write(Checkpointed(version=WeightVersion(self.version), kept=tuple(map(WeightVersion, self.kept))))
-            self.begun = {begun for begun in self.begun if begun in self.kept or begun >= self.version}
+    @rule()
+    @precondition(lambda self: self.version not in self.begun and not self.table.open_dispatches())
+    def close_step(self) -> None:
+        record = StepRecord(step=self.version, metrics={})
+        self.write(Stepped(record=record, seconds=1.0))
+        self.begun = {begun for begun in self.begun if begun in self.kept} | {self.version}
+
+    @rule(keep=st.integers(1, 2))
+    @precondition(lambda self: self.version in self.begun)
+    def complete_checkpoint(self, keep: int) -> None:
+        self.kept = [*(kept for kept in self.kept if kept != self.version), self.version][-keep:]
+        self.write(Checkpointed(version=WeightVersion(self.version), kept=tuple(map(WeightVersion, self.kept))))
+        self.begun = set(self.kept)
 
     @rule(number=PICK)
     def kill_and_resume(self, number: int) -> None:
@@ -187,7 +192,7 @@ class Leases(RuleBasedStateMachine):
         self.version = begun[number % len(begun)]
         self.write(Resumed(version=WeightVersion(self.version)))
         self.begun = {other for other in self.begun if other <= self.version}
-        self.kept = [kept for kept in self.kept if kept <= self.version]
+        self.kept = sorted({*(kept for kept in self.kept if kept <= self.version), self.version})
         self.trained = [step for step in self.trained if step[0] <= self.version]
 
     @rule()

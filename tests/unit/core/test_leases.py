@@ -14,7 +14,6 @@ from protocols.ledger import (
     AbortConfirmed,
     Aborting,
     Admitted,
-    CheckpointBegan,
     Checkpointed,
     Claimed,
     Committed,
@@ -27,11 +26,13 @@ from protocols.ledger import (
     Readmitted,
     Resumed,
     RunStarted,
+    Stepped,
     Unclaimed,
 )
 from protocols.messages import DispatchId, LeaseId, PayloadRef, WeightVersion
 from protocols.prompts import Prompt, SourceState, TextPrompt
 from protocols.rollouts import GroupReceipt, SampleReceipt
+from protocols.tracking import StepRecord
 
 L0, L1 = LeaseId("L0"), LeaseId("L1")
 D0 = DispatchId("D0")
@@ -68,6 +69,10 @@ def started(*, resumable: bool = True) -> RunStarted:
         fingerprint="f",
         resumable=resumable,
     )
+
+
+def stepped(step: int) -> Stepped:
+    return Stepped(record=StepRecord(step=step, metrics={}), seconds=1.0)
 
 
 PATH_TO: dict[State, tuple[LedgerEvent, ...]] = {
@@ -188,7 +193,7 @@ def test_a_batch_is_bound_to_the_version_that_it_was_lent_at() -> None:
 
 def test_what_was_settled_after_a_checkpoint_is_reopened_in_order_and_what_was_settled_before_is_final() -> None:
     """Issue C: later commits are reopened, open leases readmitted; the numbers are those of the checkpoint."""
-    table = table_after(started(), *PATH_TO[State.CLAIMED], committed(L0), CheckpointBegan(version=WeightVersion(1)))
+    table = table_after(started(), *PATH_TO[State.CLAIMED], committed(L0), stepped(1))
     then = table.tally.copy()
     later: tuple[LedgerEvent, ...] = (
         admitted(L1),
@@ -219,11 +224,11 @@ def test_a_life_that_was_killed_is_no_try_of_a_group() -> None:
     assert (table[L0].attempt, table[L0].tries) == (2, 2)
 
 
-def test_a_checkpoint_while_a_batch_is_lent_is_refused() -> None:
+def test_a_step_that_is_closed_while_a_batch_is_lent_is_refused() -> None:
     """Nobody could say whether its step belongs to the checkpoint."""
     table = table_after(started(), *PATH_TO[State.CLAIMED])
     with pytest.raises(InvariantError, match="D0"):
-        table.apply(CheckpointBegan(version=WeightVersion(1)))
+        table.apply(stepped(1))
 
 
 def test_a_run_without_checkpoints_forgets_what_is_settled() -> None:

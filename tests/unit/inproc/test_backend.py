@@ -141,7 +141,7 @@ def test_the_kinds_that_ship_are_the_files() -> None:
     assert {"function", "jsonl"} <= set(known_kinds("prompts"))
     assert "function" in known_kinds("reward")
     assert known_kinds("episode") == ("single_turn",)
-    assert known_kinds("ledger") == ("memory",)
+    assert known_kinds("ledger") == ("memory", "sqlite")
     assert known_kinds("tracker") == ("jsonl",)
 
 

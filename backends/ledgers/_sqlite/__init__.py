@@ -1,0 +1,1 @@
+"""The ledger in a SQLite file: its form, who may write it, and the thread that does."""

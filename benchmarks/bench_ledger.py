@@ -1,0 +1,254 @@
+"""What does a durable ledger cost, and how soon is it read again?
+
+- ``vs_executemany``: events a second that 64 tasks append, 16 at a time, beside ``executemany`` of the plain
+  ``sqlite3`` module with as many events a transaction, encoded beforehand, one a row, on one thread and
+  without an event loop. ``vs_executemany_single``: the same, one event at a time.
+- ``slowdown``: how much longer a train step of the main job takes with the SQLite ledger than with the one in
+  memory: the median over rounds of the ratio of their median steps, less 1.
+- ``resume_s``: opening a record, replaying it, and rebuilding the lease table from it.
+- ``bytes_per_event``: of that record's file.
+
+The two sides of a ratio take turns in one process. The record is that of groups of 4 samples, 16 groups a step,
+and a checkpoint every 10 steps; it was appended 16 events at a time.
+
+    python -m benchmarks.bench_ledger [--quick]
+"""
+
+import argparse
+import json
+import sqlite3
+import statistics
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+
+import anyio
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from backends.inproc.payloads import InprocPayloads
+from backends.ledgers import sqlite
+from benchmarks.bench_main_job import SHAPES, Shape, job
+from conductor import Conductor
+from conductor.core.leases import LeaseTable
+from protocols.adapters import Host
+from protocols.grading import Grade
+from protocols.inference import Segment
+from protocols.ledger import (
+    Admitted,
+    Checkpointed,
+    Claimed,
+    Committed,
+    Generating,
+    Graded,
+    LedgerEvent,
+    RunStarted,
+    Stepped,
+)
+from protocols.messages import DispatchId, LeaseId, PayloadRef, WeightVersion
+from protocols.prompts import Prompt, SourceState, TextPrompt
+from protocols.rollouts import GroupReceipt, SampleReceipt
+from protocols.sections import Section, Site
+from protocols.tracking import StepRecord
+
+APPENDERS = 64
+BATCH = 16
+SAMPLES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is measured: rounds, events of a round and of the record, and steps of a job."""
+
+    rounds: int
+    batched: int
+    single: int
+    recorded: int
+    job_rounds: int
+    steps: int
+
+
+FULL = Effort(rounds=9, batched=200 * 1024, single=500 * 64, recorded=1_000_000, job_rounds=7, steps=40)
+QUICK = Effort(rounds=3, batched=8 * 1024, single=50 * 64, recorded=20_000, job_rounds=1, steps=3)
+
+
+def record_of_a_run() -> Iterator[LedgerEvent]:
+    """Give the events of a run that never ends: groups in flight together, batch by batch."""
+    start = SourceState(position=0, seed=0)
+    yield RunStarted(run_id="bench", job={}, version=WeightVersion(0), prompts=start, fingerprint="")
+    version = 0
+    while True:
+        leases = tuple(LeaseId(f"L{version * BATCH + index}") for index in range(BATCH))
+        dispatch = DispatchId(f"D{version}")
+        for index, lease in enumerate(leases):
+            content = TextPrompt(text=f"{index:07d}>")
+            prompt = Prompt(position=version * BATCH + index, content=content, fields={"answer": str(index)})
+            yield Admitted(lease_id=lease, prompt=prompt, group_size=SAMPLES)
+        for lease in leases:
+            yield Generating(lease_id=lease, attempt=0)
+        for lease in leases:
+            yield _graded(lease, WeightVersion(version))
+        yield Claimed(dispatch_id=dispatch, version=WeightVersion(version), leases=leases)
+        version += 1
+        yield Committed(dispatch_id=dispatch, version=WeightVersion(version), leases=leases)
+        yield Stepped(record=StepRecord(step=version, metrics={"loss": 0.5}), seconds=float(version))
+        if version % 10 == 0:
+            yield Checkpointed(version=WeightVersion(version), kept=(WeightVersion(version),))
+
+
+def _graded(lease: LeaseId, version: WeightVersion) -> Graded:
+    segments = (Segment(version=version, count=8),)
+    sample = SampleReceipt(tokens=8, segments=segments, finish="stop", preview="76543210")
+    payload = PayloadRef(owner=f"policy.1/{lease}/0/", key="group")
+    receipt = GroupReceipt(lease_id=lease, attempt=0, prompt_tokens=8, payload=payload, samples=(sample,) * SAMPLES)
+    grades = tuple(Grade(reward=index / SAMPLES) for index in range(SAMPLES))
+    return Graded(lease_id=lease, receipt=receipt, grades=grades)
+
+
+def measure_appends(count: int, each: int) -> float:
+    """Append ``count`` events, ``each`` at a time, from 64 tasks; returns events a second."""
+    events = tuple(islice(record_of_a_run(), count))
+    appends = [events[first : first + each] for first in range(0, count, each)]
+
+    async def append(ledger: sqlite.SqliteLedger, first: int) -> None:
+        for one in appends[first::APPENDERS]:
+            await ledger.append(one)
+
+    async def main(folder: str) -> float:
+        async with sqlite.open(sqlite.Config(), host(folder)) as ledger:
+            began = time.perf_counter()
+            async with anyio.create_task_group() as tasks:
+                for first in range(APPENDERS):
+                    tasks.start_soon(append, ledger, first)
+            return count / (time.perf_counter() - began)
+
+    with tempfile.TemporaryDirectory() as folder:
+        return anyio.run(main, folder)
+
+
+def measure_executemany(count: int, each: int) -> float:
+    """Insert as many events, ``64 x each`` a transaction; returns events a second."""
+    bodies = [msgspec.msgpack.encode(event) for event in islice(record_of_a_run(), count)]
+    rows = [(seq, zlib.crc32(body), body) for seq, body in enumerate(bodies)]
+    size = APPENDERS * each
+    with tempfile.TemporaryDirectory() as folder:
+        db = sqlite3.connect(Path(folder) / "peer.sqlite", isolation_level=None)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("CREATE TABLE events (seq INTEGER PRIMARY KEY, crc INTEGER NOT NULL, body BLOB NOT NULL) STRICT")
+        began = time.perf_counter()
+        for first in range(0, count, size):
+            db.execute("BEGIN IMMEDIATE")
+            db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows[first : first + size])
+            db.execute("COMMIT")
+        speed = count / (time.perf_counter() - began)
+        db.close()
+    return speed
+
+
+def measure_step(kind: str, shape: Shape, steps: int) -> float:
+    """Train the main job with a kind of ledger; returns the median seconds of a step."""
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = msgspec.structs.replace(job(shape, steps, folder), run_dir="run", ledger=Section(kind=kind))
+        result = anyio.run(Conductor.run, cfg)
+    return statistics.median(record.metrics["time/step_s"] for record in result.metrics[1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Seconds of each part, and the size of what was read."""
+
+    opened_s: float
+    replayed_s: float
+    rebuilt_s: float
+    bytes_per_event: float
+
+    @property
+    def total_s(self) -> float:
+        """From nothing to a table that is ready."""
+        return self.opened_s + self.replayed_s + self.rebuilt_s
+
+
+def measure_resume(count: int) -> Resume:
+    """Write a record of ``count`` events, then resume from it."""
+    with tempfile.TemporaryDirectory() as folder:
+        anyio.run(_write_record, folder, count)
+        size = (Path(folder) / "ledger.sqlite").stat().st_size
+        return anyio.run(_resume, folder, size / count)
+
+
+async def _write_record(folder: str, count: int) -> None:
+    events = islice(record_of_a_run(), count)
+    async with sqlite.open(sqlite.Config(), host(folder)) as ledger:
+        while some := tuple(islice(events, BATCH)):
+            await ledger.append(some)
+
+
+async def _resume(folder: str, bytes_per_event: float) -> Resume:
+    times = [time.perf_counter()]
+    async with sqlite.open(sqlite.Config(), host(folder, resume=True)) as ledger:
+        times.append(time.perf_counter())
+        events = await ledger.replay()
+        times.append(time.perf_counter())
+        table = LeaseTable()
+        for event in events:
+            table.apply(event)
+        times.append(time.perf_counter())
+    opened, replayed, rebuilt = (after - before for before, after in pairwise(times))
+    return Resume(opened_s=opened, replayed_s=replayed, rebuilt_s=rebuilt, bytes_per_event=bytes_per_event)
+
+
+def host(folder: str, *, resume: bool = False) -> Host:
+    """Return what an adapter is told about a run in ``folder``."""
+    return Host(site=Site(job_dir=folder, run_dir=folder, resume=resume), payloads=InprocPayloads())
+
+
+def in_turns(rounds: int, ours: Callable[[], float], peer: Callable[[], float]) -> tuple[float, float, float]:
+    """Measure both sides in turns; returns the median of each and of their ratio, ours over the peer's."""
+    pairs = [(ours(), peer()) for _ in range(rounds)]
+    mine, theirs = zip(*pairs, strict=True)
+    return statistics.median(mine), statistics.median(theirs), statistics.median(one / other for one, other in pairs)
+
+
+def main() -> None:
+    """Measure, print a table for people and one line of JSON."""
+    parser = argparse.ArgumentParser(description="What does a durable ledger cost, and how soon is it read again?")
+    parser.add_argument("--quick", action="store_true", help="measure little: whether it works, not how fast")
+    effort = QUICK if parser.parse_args().quick else FULL
+    table = Table("", "SQLite ledger", "peer", "ratio")
+    ratios: dict[str, float] = {}
+    for name, each, count in (("vs_executemany", BATCH, effort.batched), ("vs_executemany_single", 1, effort.single)):
+        mine, theirs, ratios[name] = in_turns(
+            effort.rounds,
+            lambda count=count, each=each: measure_appends(count, each),
+            lambda count=count, each=each: measure_executemany(count, each),
+        )
+        table.add_row(f"64 x {each}, events/s", f"{mine:,.0f}", f"executemany {theirs:,.0f}", f"{ratios[name]:.2f} x")
+    shape = SHAPES["small"]
+    mine, theirs, ratio = in_turns(
+        effort.job_rounds,
+        lambda: measure_step("sqlite", shape, effort.steps),
+        lambda: measure_step("memory", shape, effort.steps),
+    )
+    table.add_row("step of the main job, ms", f"{mine * 1e3:.1f}", f"memory {theirs * 1e3:.1f}", f"{ratio:.3f} x")
+    resume = measure_resume(effort.recorded)
+    parts = f"open {resume.opened_s:.2f}, replay {resume.replayed_s:.2f}, table {resume.rebuilt_s:.2f}"
+    table.add_row(f"resume from {effort.recorded:,} events, s", f"{resume.total_s:.2f}", parts, "")
+    table.add_row("file, bytes an event", f"{resume.bytes_per_event:.0f}", "", "")
+    Console().print(table)
+    line = {
+        **ratios,
+        "slowdown": ratio - 1,
+        "resume_s": resume.total_s,
+        "bytes_per_event": resume.bytes_per_event,
+    }
+    print(json.dumps({name: round(value, 3) for name, value in line.items()}))
+
+
+if __name__ == "__main__":
+    main()
