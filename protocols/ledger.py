@@ -218,7 +218,7 @@ class Cut(Message, frozen=True, kw_only=True):
 
 
 class Compacted(Message, frozen=True, kw_only=True, tag="compacted"):
-    """Stands for everything before it but ``RunStarted`` and the steps that count, which go before it.
+    """Stands for everything before it but ``RunStarted``, and the steps and evaluations that count: they go before it.
 
     Attributes:
         admitted, samples: Groups and samples admitted.

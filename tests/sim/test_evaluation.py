@@ -386,6 +386,19 @@ def test_a_run_that_is_killed_evaluates_what_it_had_not_and_nothing_twice(tmp_pa
     assert result.accounts.committed == 12
 
 
+@pytest.mark.parametrize("staleness", ["wait", "drop", "partial"])
+async def test_while_a_version_is_evaluated_no_group_grows_too_old(staleness: str) -> None:
+    """Publishing waits, and with it the interrupts of ``partial``: nothing is begun anew under the same weights."""
+    scripted = scripted_workloads(
+        100, duration_s=lambda lease: 40.0 if evaluated(lease) else 1.0 + lease.prompt.position % 3
+    )
+    result = await run(config(every=1, steps=6, max_age=1, staleness=staleness), scripted)
+    assert result.steps == 6
+    assert max(record.metrics["age/max"] for record in result.metrics) <= 1
+    assert all(record.metrics["eval/failed"] == 0 for record in result.evaluations)
+    assert len([lease for lease in scripted.executor.leases if not evaluated(lease)]) <= 2 * 6 + 4
+
+
 @pytest.mark.parametrize(
     ("every", "evaluated_", "version", "expected"),
     [(0, 0, 9, False), (3, 0, 2, False), (3, 0, 3, True), (3, 3, 5, False), (3, 2, 7, True), (3, 7, 8, False)],
@@ -434,8 +447,8 @@ def test_evaluations_count_once_over_many_lives(tmp_path: Path, first: int, comp
     lives = Lives(
         cfg=cfg, build=lambda: scripted_workloads(100), folder=tmp_path, evaluated_on=lambda: ScriptedPrompts(3)
     )
-    run_virtual(lambda: lives.live(first))
-    run_virtual(lambda: lives.live(len(lives.events) + 25))
+    run_virtual(lambda: lives.live(holds(first)))
+    run_virtual(lambda: lives.live(holds(len(lives.events) + 25)))
     result = run_virtual(lives.live)
     assert result is not None
     assert versions(result) == sorted(set(versions(result)))
