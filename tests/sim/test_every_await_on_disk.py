@@ -27,7 +27,7 @@ from tests.support.trials import Outcome, run_program
 
 pytestmark = pytest.mark.real_time
 
-PLACES = 40
+PLACES = 8
 
 
 class Life:
