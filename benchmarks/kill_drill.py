@@ -52,6 +52,9 @@ LIFE_S = 60.0
 _PATIENCE_S = 120.0
 _COMPARED = ("reward/mean", "loss", "grad_norm", "groups/trained", "groups/filtered")
 
+LEARNED = ("model.safetensors", "optimizer.safetensors")
+"""Files of a checkpoint that two runs share bit for bit. ``random.safetensors`` is the process's: nobody seeds it."""
+
 
 @dataclass
 class Ended:
@@ -149,7 +152,7 @@ def ended(run_dir: Path, verdict: Verdict) -> Ended:
             verdict.reexecuted_max = max(verdict.reexecuted_max, committed - version)
     folder = run_dir / "checkpoints" / f"step-{STEPS}"
     return Ended(
-        weights={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.safetensors")},
+        weights={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in LEARNED},
         metrics=[[line["step"], *map(line["metrics"].get, _COMPARED)] for line in _lines(run_dir / "metrics.jsonl")],
         order=order,
         accounts={"groups": msgspec.to_builtins(found.groups), "samples": msgspec.to_builtins(found.samples)},

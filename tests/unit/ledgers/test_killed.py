@@ -86,4 +86,4 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
         there = pairs_in(record.events)
         assert there > max(acknowledged, default=-1)
         assert record.lost == 0
-    assert compactions > 1
+    assert compactions > 0
