@@ -7,14 +7,11 @@ Source:
     J. Schulman, "Approximating KL divergence", 2020.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from backends.trainers.torch import ratios
-
-Estimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+from backends.trainers.torch.options import Estimator
 
 
 def k1(log_ratio: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from backends.trainers.torch.schedule import Schedule
 from protocols.messages import Message
 from protocols.training import Algorithm
 
@@ -19,6 +20,7 @@ Importance = Literal["none", "token", "sequence"]
 Proximal = Literal["behaviour", "start"]
 Aggregation = Literal["token", "sequence", "constant"]
 Returns = Literal["sample", "discounted", "gae"]
+Estimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 
 
 class ScheduleConfig(Message, frozen=True, kw_only=True):
@@ -31,7 +33,7 @@ class ScheduleConfig(Message, frozen=True, kw_only=True):
         floor: What is left then, as a part of the full value.
     """
 
-    kind: Literal["constant", "linear", "cosine"] = "constant"
+    kind: Schedule = "constant"
     warmup: Annotated[int, Meta(ge=0)] = 0
     steps: Count | None = None
     floor: Fraction = 0.0
@@ -48,7 +50,7 @@ class KlConfig(Message, frozen=True, kw_only=True):
     """
 
     coef: NonNegative = 0.0
-    estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
+    estimator: Estimator = "k3"
     place: Literal["loss", "reward"] = "loss"
 
 

@@ -32,11 +32,6 @@ class Row:
     weight: float
     temperature: float
 
-    @property
-    def width(self) -> int:
-        """Tokens that the model reads: the last one predicts nothing."""
-        return len(self.prompt) + len(self.completion) - 1
-
 
 def check_identities(batch: BatchLease) -> None:
     """Check that a batch names no lease, payload or sample twice and no payload of another attempt.

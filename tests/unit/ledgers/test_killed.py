@@ -69,8 +69,10 @@ def pairs_in(events: tuple[LedgerEvent, ...]) -> int:
 def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     """Killed between two commits, in one, and in a compaction; the next process finds the lock free."""
     rng = random.Random(3)
-    there, compactions = 0, 0
-    for _ in range(6):
+    there, compactions, lives = 0, 0, 0
+    while lives < 6 or compactions < 2:  # how much one life does depends on the machine
+        lives += 1
+        assert lives < 60
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(there)]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen(  # noqa: S603 - our own code
@@ -86,4 +88,4 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
         there = pairs_in(record.events)
         assert there > max(acknowledged, default=-1)
         assert record.lost == 0
-    assert compactions > 0
+    assert compactions > 1
