@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
 from torch import Tensor
 
 from backends.models.loading import load_tokenizer, named_weights
@@ -25,8 +24,6 @@ from protocols.training import (
     StepReport,
     TrainerPort,
 )
-
-_EXIT_S = 60.0  # a pass that nobody waits for any more ends within this
 
 
 class TorchTrainer:
@@ -124,13 +121,8 @@ async def open_trainer(cfg: Config, host: Host) -> AsyncGenerator[TorchTrainer]:
         learner.warm_up()
         return learner, load_tokenizer(host.site)
 
-    learner, tokenizer = await compute.run(build)
     try:
+        learner, tokenizer = await compute.run(build)
         yield TorchTrainer(learner, tokenizer, compute, host.payloads)
     finally:
-        with anyio.move_on_after(_EXIT_S, shield=True):
-            await compute.run(_nothing)
-
-
-def _nothing() -> None:
-    """Wait for one's turn."""
+        await compute.close()  # noqa: ASYNC102 - shielded there, with a deadline
