@@ -114,10 +114,12 @@ class Lease:
     def record(self) -> LeaseRecord:
         """Return this lease as a message."""
         values: dict[str, Any] = {name: getattr(self, name) for name in LeaseRecord.__struct_fields__}
-        return LeaseRecord(**values | {"state": self.state.value})
+        values["state"] = self.state.value
+        return LeaseRecord(**values)
 
     @classmethod
     def of(cls, record: LeaseRecord) -> "Lease":
         """Return the lease that a message describes."""
         values: dict[str, Any] = msgspec.structs.asdict(record)
-        return cls(**values | {"state": State(record.state)})
+        values["state"] = State(record.state)
+        return cls(**values)
