@@ -11,6 +11,7 @@ import msgspec
 import structlog
 from anyio.lowlevel import checkpoint
 
+from backends.engines._loads import Loads
 from protocols.aio import Doorbell, bounded_shield, deadline, owned
 from protocols.errors import ConductorError, EngineStale, Stalled, Transient, WorkerLost
 from protocols.inference import (
@@ -101,6 +102,7 @@ class EnginePool:
         self, engines: Mapping[WorkerId, EnginePort], *, mode: PublishMode = "inflight", answer_s: float = 5.0
     ) -> None:
         self._members = [_Member(name, engine) for name, engine in engines.items()]
+        self._loads = Loads(self._members)
         self._mode: PublishMode = mode
         self._answer_s = answer_s
         self._gate = _Gate()
@@ -139,7 +141,7 @@ class EnginePool:
         """Generate on one engine. A member that turns out to be lost or stale gets no more requests."""
         await self._gate.pass_through()
         member = self._least_loaded()
-        member.samples += len(request.samples)
+        self._shift(member, len(request.samples))
         try:
             generation = await member.engine.generate(request)
         except WorkerLost as exc:
@@ -149,7 +151,7 @@ class EnginePool:
             member.confirmed = None
             raise EngineStale(engine=member.name) from exc
         finally:
-            member.samples -= len(request.samples)
+            self._shift(member, -len(request.samples))
             self._quieter.ring()
         return msgspec.structs.replace(generation, engine=member.name)
 
@@ -318,10 +320,14 @@ class EnginePool:
             member.confirmed = None  # restarted, or loaded by somebody else
 
     def _least_loaded(self) -> _Member:
-        serving = [member for member in self._members if member.confirmed is not None]
-        if not serving:
+        member = next((member for member in self._loads if member.confirmed is not None), None)
+        if member is None:
             raise EngineStale(engine=", ".join(member.name for member in self._members))
-        return min(serving, key=lambda member: member.samples)
+        return member
+
+    def _shift(self, member: _Member, samples: int) -> None:
+        member.samples += samples
+        self._loads.put(member, member.samples)
 
     def _names(self, chosen: Callable[[_Member], bool]) -> frozenset[WorkerId]:
         return frozenset(member.name for member in self._members if chosen(member))

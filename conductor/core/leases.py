@@ -10,7 +10,6 @@ from typing import Any
 
 from conductor.core.lease import RUNNING, TRANSITIONS, Lease, State
 from conductor.core.settlements import Settlements
-from conductor.core.staleness import Group
 from conductor.core.tally import Tally
 from conductor.result import Accounts, SampleAccounts
 from protocols.errors import InvariantError
@@ -102,9 +101,9 @@ class LeaseTable:
         return sum(self._states[state] for state in RUNNING)
 
     @property
-    def unclaimed(self) -> list[int]:
+    def unclaimed(self) -> Iterator[int]:
         """Numbers of the open leases that no batch has claimed, in the order of admission."""
-        return [lease_number(lease.lease_id) for lease in self if lease.state is not State.CLAIMED]
+        return (lease_number(lease.lease_id) for lease in self._open.values() if lease.state is not State.CLAIMED)
 
     @property
     def accepted(self) -> int:
@@ -183,7 +182,7 @@ class LeaseTable:
                 raise InvariantError(
                     f"sample {index} of {receipt.lease_id} has {sample.tokens} tokens, and versions for {stamped}"
                 )
-        lease.receipt = receipt
+        lease.finish(receipt)
 
     def apply(self, event: LedgerEvent) -> None:
         """Make the transition that ``event`` records, whole or not at all.
@@ -221,7 +220,7 @@ class LeaseTable:
         if len(event.grades) != lease.group_size:
             raise InvariantError(f"{len(event.grades)} grades for the {lease.group_size} samples of {lease.lease_id}")
         self._move(lease, State.GRADED)
-        lease.receipt = event.receipt
+        lease.finish(event.receipt)
         lease.grades = event.grades
 
     def _filter(self, event: Filtered) -> None:
@@ -354,25 +353,3 @@ class LeaseTable:
         lease.state = state
         del self._open[lease.lease_id]
         self.settlements.add(lease)
-
-
-def open_groups(table: LeaseTable, serving: WeightVersion) -> list[Group]:
-    """Return what a sampler is told of the open leases that may still be trained; those of a batch may not.
-
-    Args:
-        table: In the order of admission.
-        serving: The version that the engines serve: what has not begun will be no older.
-    """
-    return [
-        Group(
-            lease_id=lease.lease_id,
-            number=lease_number(lease.lease_id),
-            version=serving if lease.state is State.ADMITTED else lease.oldest,
-            ready=lease.state is State.GRADED,
-        )
-        for lease in table
-        if lease.state in _TRAINABLE
-    ]
-
-
-_TRAINABLE = frozenset({State.ADMITTED, State.GENERATING, State.GRADED})

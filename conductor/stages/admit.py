@@ -13,8 +13,8 @@ import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
 from conductor.context import RunContext
+from conductor.core.groups import OpenGroups
 from conductor.core.lease import Lease, State
-from conductor.core.leases import open_groups
 from protocols.errors import BudgetExhausted, DataFault
 from protocols.ledger import Admitted, Dropped, LedgerEvent, Readmitted
 from protocols.messages import LeaseId, lease_number
@@ -114,7 +114,7 @@ def _granted(ctx: RunContext) -> int:
     granted = ctx.admission.grants(table.tally, accepted=table.accepted, running=table.running)
     if granted <= 0:
         return 0
-    return ctx.sampler.admit(granted, open_groups(table, ctx.publication.serving), version=ctx.trained)
+    return ctx.sampler.admit(granted, OpenGroups(table, ctx.publication.serving), version=ctx.trained)
 
 
 async def _admit(ctx: RunContext, prompts: Sequence[Prompt]) -> list[LeaseId]:
