@@ -5,6 +5,7 @@ damaged is generated anew: the spool saves work, and nothing is lost with it.
 """
 
 import math
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +20,7 @@ from protocols.messages import LeaseId, lease_number
 from protocols.rollouts import GroupReceipt
 
 FOLDER = "spool"
+_NAME = re.compile(r"\.?L(\d+)\.(\d+)")  # with a dot before it while it is written
 
 
 def is_kept(ctx: RunContext) -> bool:
@@ -92,10 +94,10 @@ def _may_be_trained(ctx: RunContext, lease: Lease) -> bool:
 def _remove(folder: Path, attempts: Mapping[int, int], admitted: int) -> None:
     """Remove what is of no use, given the attempts of the open leases and how many were admitted at that moment."""
     for path in folder.iterdir():
-        lease, _, attempt = path.name.lstrip(".").partition(".")
-        number = lease_number(LeaseId(lease))
-        if number < admitted and int(attempt) < attempts.get(number, math.inf):
-            path.unlink()
+        if found := _NAME.fullmatch(path.name):
+            number, attempt = map(int, found.groups())
+            if number < admitted and attempt < attempts.get(number, math.inf):
+                path.unlink()
 
 
 def _folder(run_dir: str) -> Path:
