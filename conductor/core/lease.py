@@ -37,7 +37,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.CLAIMED: frozenset({State.COMMITTED, State.GRADED}),
     State.ABORTING: frozenset({State.ABORTED}),
     State.ABORTED: frozenset({State.ADMITTED, State.DROPPED}),
-    State.REOPENED: frozenset({State.ADMITTED, State.DROPPED}),
+    State.REOPENED: frozenset({State.ADMITTED, State.GRADED, State.DROPPED}),
     State.COMMITTED: frozenset(),
     State.FILTERED: frozenset(),
     State.DROPPED: frozenset(),
@@ -46,6 +46,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 SETTLED = frozenset({State.COMMITTED, State.FILTERED, State.DROPPED})
 RUNNING = (State.ADMITTED, State.GENERATING, State.ABORTING, State.ABORTED)
+_FINISHED = frozenset({State.GRADED, State.CLAIMED, State.REOPENED})
 
 
 INITIAL = WeightVersion(0)
@@ -106,6 +107,12 @@ class Lease:
         self.receipt = receipt
         versions = [segment.version for sample in receipt.samples for segment in sample.segments]
         self.version = min(versions, default=self.version)
+
+    def finished_by(self, version: WeightVersion) -> bool:
+        """Whether it was graded, never given up, and no weights newer than ``version`` made any of it."""
+        samples = () if self.receipt is None else self.receipt.samples
+        newest = max((segment.version for sample in samples for segment in sample.segments), default=self.version)
+        return bool(self.grades) and self.state in _FINISHED and newest <= version
 
     def bare(self) -> "Lease":
         """Return what a resume needs of a settled lease: it is graded anew."""

@@ -29,6 +29,7 @@ from protocols.ledger import (
     Graded,
     LedgerEvent,
     Readmitted,
+    Restored,
     Resumed,
     RunStarted,
     Stepped,
@@ -70,6 +71,7 @@ class LeaseTable:
             Aborting: self._abort,
             AbortConfirmed: self._confirm_abort,
             Readmitted: self._readmit,
+            Restored: self._restore,
             Dropped: self._drop,
             EpochClosed: lambda _: self.tally.close_epoch(),
             Stepped: self._close_step,
@@ -219,7 +221,7 @@ class LeaseTable:
         self._running_attempt(event.lease_id, event.receipt.attempt)
         if len(event.grades) != lease.group_size:
             raise InvariantError(f"{len(event.grades)} grades for the {lease.group_size} samples of {lease.lease_id}")
-        self._move(lease, State.GRADED)
+        self._move(lease, State.GRADED, only_from=State.GENERATING)
         lease.finish(event.receipt)
         lease.grades = event.grades
 
@@ -283,6 +285,14 @@ class LeaseTable:
             lease.first_attempt = event.attempt
             self.tally.epoch = lease.prompt.epoch
 
+    def _restore(self, event: Restored) -> None:
+        lease = self[event.lease_id]
+        if not lease.grades:
+            raise InvariantError(f"{lease.lease_id} is to be graded as it was, and nothing of it was kept")
+        self._move(lease, State.GRADED, only_from=State.REOPENED)
+        lease.first_attempt = lease.attempt
+        self.tally.epoch = lease.prompt.epoch
+
     def _close_step(self, event: Stepped) -> None:
         if self._dispatches:
             raise InvariantError(f"step {event.record.step} was closed while {', '.join(self._dispatches)} was lent")
@@ -292,7 +302,9 @@ class LeaseTable:
         self.tally, taken_back = self.settlements.take_back(event.version)
         leases = sorted([*self._open.values(), *taken_back], key=lambda lease: lease_number(lease.lease_id))
         for lease in leases:
-            lease.state, lease.receipt, lease.grades = State.REOPENED, None, ()
+            if not lease.finished_by(event.version):
+                lease.receipt, lease.grades = None, ()
+            lease.state = State.REOPENED
         self._open = {lease.lease_id: lease for lease in leases}
         self._states = Counter({State.REOPENED: len(leases)})
         self._dispatches.clear()
@@ -337,12 +349,12 @@ class LeaseTable:
         del self._dispatches[dispatch_id]
         return leases
 
-    def _check(self, lease: Lease, state: State) -> None:
-        if state not in TRANSITIONS[lease.state]:
+    def _check(self, lease: Lease, state: State, only_from: State | None = None) -> None:
+        if state not in TRANSITIONS[lease.state] or lease.state is not (only_from or lease.state):
             raise InvariantError(f"{lease.lease_id} cannot go from {lease.state} to {state}")
 
-    def _move(self, lease: Lease, state: State) -> None:
-        self._check(lease, state)
+    def _move(self, lease: Lease, state: State, *, only_from: State | None = None) -> None:
+        self._check(lease, state, only_from)
         self._states[lease.state] -= 1
         self._states[state] += 1
         lease.state = state

@@ -12,6 +12,7 @@ from itertools import takewhile
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
+from conductor import spool
 from conductor.context import RunContext
 from conductor.core.groups import OpenGroups
 from conductor.core.lease import Lease, State
@@ -85,11 +86,15 @@ class _Supply:
 
 
 async def _admit_some(ctx: RunContext, supply: _Supply, granted: int) -> list[LeaseId]:
-    """Admit a reopened group, or a wave of prompts in one record; returns their leases, none at the end of an epoch."""
+    """Admit a reopened group, or a wave of prompts in one record; returns the leases to be generated.
+
+    They are none at the end of an epoch, and where a reopened group was finished and is kept.
+    """
     reopened = ctx.table.reopened
     if reopened is not None:
-        offered = ctx.gate.offer(reopened.prompt.epoch, ctx.table.tally)
-        return [await _readmit(ctx, reopened)] if offered else []
+        if not ctx.gate.offer(reopened.prompt.epoch, ctx.table.tally) or await spool.take_back(ctx, reopened):
+            return []
+        return [await _readmit(ctx, reopened)]
     wave = await supply.wave(ctx, granted)
     if not wave or not ctx.gate.offer(wave[0].epoch, ctx.table.tally):
         return []

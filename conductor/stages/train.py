@@ -15,6 +15,7 @@ from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
 from conductor.core.lease import Lease, State
 from conductor.observe.metrics import age_metrics
+from conductor.spool import sweep
 from conductor.stages.checkpoint import save_if_due
 from conductor.stages.evaluate import is_due
 from protocols.errors import InvariantError, PortFailed, Transient
@@ -55,6 +56,7 @@ async def run(
             }
             began = now
             await _close_step(ctx, batch, leases, report, times)
+            await sweep(ctx)
             await save_if_due(ctx)
         _wait_for_batch(ctx)
 
