@@ -107,6 +107,7 @@ async def test_publishing_is_idempotent(make_controller: MakeController) -> None
 
 
 async def test_tokens_carry_the_version_that_made_them(make_controller: MakeController) -> None:
+    """I30: clients had to guess which weights made a token; the engine says it with each completion."""
     controller, _ = make_controller()
     for version in (1, 2):
         await controller.publish(weights(version))
