@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from protocols.grading import Grade, GradeFault, GradeRequest
+from protocols.grading import GradeReport, GradeRequest
 from tests.support.runs import run_config, run_scripted
 from tests.support.scripted.workloads import scripted_workloads
 
@@ -22,7 +22,7 @@ async def test_what_grew_too_old_while_it_was_graded_is_not_trained() -> None:
     scripted = scripted_workloads(100)
     grade = scripted.grader.grade
 
-    async def slowly(request: GradeRequest) -> tuple[Grade | GradeFault, ...]:
+    async def slowly(request: GradeRequest) -> GradeReport:
         if request.prompt.position == 1:
             await anyio.sleep(30.0)
         return await grade(request)

@@ -40,7 +40,7 @@ class Served:
 
     async def ask_all(self, attempt: str) -> list[Completion]:
         """Ask every engine for the same completion of the same prompt."""
-        found: dict[WorkerId, Completion] = {}
+        found: dict[str, Completion] = {}
 
         async def ask(request: GenerateRequest) -> None:
             generation = await self.pool.generate(request)
