@@ -3,14 +3,16 @@
 Ports take no time-out: the caller owns the clock. Here is the caller, who also knows which waits are open.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import anyio
+
 from conductor.config import Deadlines
-from conductor.core.waits import Waits
-from protocols.aio import deadline
+from conductor.core.waits import Limit, Wait, Waits
 from protocols.backend import Backend, LauncherPort, PayloadPort, PlacementPort
+from protocols.errors import DeadlineExceeded
 from protocols.grading import GraderPort
 from protocols.inference import InferenceControllerPort
 from protocols.ledger import LedgerPort
@@ -54,19 +56,37 @@ def bounded(port: type[P], implementation: P, deadlines: Deadlines, waits: Waits
     Raises (from its methods):
         DeadlineExceeded: A call took too long; it names the method and the ids of its first argument.
     """
-    fields = _FIELDS[port]
+    fields, unnoted = _FIELDS[port], Waits(waits.clock)
     name = port.__name__.removesuffix("Port")
-    seconds = {method: getattr(deadlines, fields.get(method, fields["*"])) for method in port_methods(port)}
+    calls: dict[str, tuple[str, Limit]] = {}
+    for method in port_methods(port):
+        seconds = getattr(deadlines, fields.get(method, fields["*"]))
+        calls[method] = f"{name}.{method}", (unnoted if method in _WATCHING else waits).limit(seconds)
 
     async def send(method: str, args: tuple[Any, ...]) -> Any:
-        box: list[Any] = []
-        call, of, limit = f"{name}.{method}", _identity(args), seconds[method]
-        noted = nullcontext() if method in _WATCHING else waits.open(call, of, limit)
-        with noted, deadline(f"{call} of {of}" if of else call, limit):
-            box.append(await getattr(implementation, method)(*args))
-        return box[0]
+        call, limit = calls[method]
+        scope = anyio.CancelScope()
+        wait = Wait(limit, call, args[0] if args else None, scope.cancel)
+        with wait, scope:
+            return await getattr(implementation, method)(*args)
+        raise DeadlineExceeded(what=wait.name, deadline_s=limit.seconds)
 
     return client(port, send)
+
+
+@contextmanager
+def within(waits: Waits, call: str, subject: str, seconds: float) -> Generator[None]:
+    """Bound a wait for more than one call of a port, and note it while it is open.
+
+    Raises:
+        DeadlineExceeded: The block was cut after ``seconds``.
+    """
+    scope = anyio.CancelScope()
+    wait = Wait(waits.limit(seconds), call, subject, scope.cancel)
+    with wait, scope:
+        yield
+    if scope.cancelled_caught:
+        raise DeadlineExceeded(what=wait.name, deadline_s=seconds)
 
 
 def bounded_backend(backend: Backend, deadlines: Deadlines, waits: Waits) -> Backend:
@@ -76,11 +96,3 @@ def bounded_backend(backend: Backend, deadlines: Deadlines, waits: Waits) -> Bac
         launcher=bounded(LauncherPort, backend.launcher, deadlines, waits),
         payloads=bounded(PayloadPort, backend.payloads, deadlines, waits),
     )
-
-
-def _identity(args: tuple[Any, ...]) -> str:
-    """Return the id that the first argument carries, for the name of the wait."""
-    for field in ("lease_id", "dispatch_id", "worker_id", "version"):
-        if args and (found := getattr(args[0], field, None)) is not None:
-            return f"v{found}" if field == "version" else str(found)
-    return args[0] if args and isinstance(args[0], str) else ""
