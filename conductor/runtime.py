@@ -176,7 +176,7 @@ async def _run_stages(ctx: RunContext) -> None:
     ctx.enter("training")
     bound = ctx.cfg.slots_in_flight
     with ExitStack() as streams:
-        admit_out, rollout_in = _stream(streams, LeaseId, bound)
+        admit_out, rollout_in = _stream(streams, tuple[LeaseId, ...], bound)
         rollout_out, reward_in = _stream(streams, LeaseId, bound)
         reward_out, batch_in = _stream(streams, LeaseId, bound)
         batch_out, train_in = _stream(streams, DispatchId, 1)
