@@ -3,9 +3,10 @@
 Ports take no time-out: the caller owns the clock. Here is the caller, who also knows which waits are open.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import anyio
 
@@ -20,7 +21,7 @@ from protocols.prompts import PromptSourcePort
 from protocols.rollouts import RolloutExecutorPort
 from protocols.tracking import TrackerPort
 from protocols.training import TrainerPort
-from protocols.wire import client, port_methods
+from protocols.wire import port_methods
 
 P = TypeVar("P")
 
@@ -58,20 +59,23 @@ def bounded(port: type[P], implementation: P, deadlines: Deadlines, waits: Waits
     """
     fields, unnoted = _FIELDS[port], Waits(waits.clock)
     name = port.__name__.removesuffix("Port")
-    calls: dict[str, tuple[str, Limit]] = {}
+    methods: dict[str, Callable[..., Awaitable[Any]]] = {}
     for method in port_methods(port):
         seconds = getattr(deadlines, fields.get(method, fields["*"]))
-        calls[method] = f"{name}.{method}", (unnoted if method in _WATCHING else waits).limit(seconds)
+        limit = (unnoted if method in _WATCHING else waits).limit(seconds)
+        methods[method] = _bounded_method(getattr(implementation, method), f"{name}.{method}", limit)
+    return cast("P", SimpleNamespace(**methods))
 
-    async def send(method: str, args: tuple[Any, ...]) -> Any:
-        call, limit = calls[method]
+
+def _bounded_method(method: Callable[..., Awaitable[Any]], call: str, limit: Limit) -> Callable[..., Awaitable[Any]]:
+    async def bounded_call(*args: Any) -> Any:
         scope = anyio.CancelScope()
         wait = Wait(limit, call, args[0] if args else None, scope.cancel)
         with wait, scope:
-            return await getattr(implementation, method)(*args)
+            return await method(*args)
         raise DeadlineExceeded(what=wait.name, deadline_s=limit.seconds)
 
-    return client(port, send)
+    return bounded_call
 
 
 @contextmanager
