@@ -29,6 +29,8 @@ class State(StrEnum):
     FILTERED = "filtered"
     DROPPED = "dropped"
 
+    __hash__ = str.__hash__  # a group's states are looked up a hundred times, and Enum's own is written in Python
+
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.ADMITTED: frozenset({State.GENERATING, State.ABORTING}),

@@ -222,7 +222,8 @@ class LeaseTable:
         if len(event.grades) != lease.group_size:
             raise InvariantError(f"{len(event.grades)} grades for the {lease.group_size} samples of {lease.lease_id}")
         self._move(lease, State.GRADED, only_from=State.GENERATING)
-        lease.finish(event.receipt)
+        if lease.receipt is not event.receipt:  # else it was delivered
+            lease.finish(event.receipt)
         lease.grades = event.grades
 
     def _filter(self, event: Filtered) -> None:
