@@ -39,7 +39,7 @@ async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[Dispat
             await _claim(ctx, batch, batches)
             if ctx.cfg.extra_groups:
                 await _end_surplus(ctx, group)
-        elif complete and not ctx.table.count(State.GRADED):
+        elif complete and not _groups_left(ctx):
             if ctx.rollouts_done:
                 return
             await _close_epoch(ctx)
@@ -71,6 +71,11 @@ async def _take_in(ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId]) 
 def _epoch_complete(ctx: RunContext) -> bool:
     """Return whether no further group can join the open epoch."""
     return ctx.rollouts_done or (ctx.gate.ended and not ctx.table.running)
+
+
+def _groups_left(ctx: RunContext) -> bool:
+    """Return whether there are groups to train, those included that a step may give back."""
+    return bool(ctx.table.count(State.GRADED) or ctx.table.open_dispatches())
 
 
 async def _set_aside(ctx: RunContext) -> bool:

@@ -14,6 +14,7 @@ from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.models import load_models
 from protocols.adapters import Host
 from protocols.backend import Bulk, PayloadPort
+from protocols.errors import PayloadLost, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, PayloadRef, WeightVersion
 from protocols.training import (
@@ -90,7 +91,13 @@ class TorchTrainer:
         return await self._compute.run(self._load, Path(request.path))
 
     async def _fetch(self, batch: BatchLease) -> list[Bulk]:
-        return [await self._payloads.get(group.payload) for group in batch.groups]
+        return [await self._payload(group.payload) for group in batch.groups]
+
+    async def _payload(self, ref: PayloadRef) -> Bulk:
+        try:
+            return await self._payloads.get(ref)
+        except WorkerLost as exc:  # the payload is lost, not this trainer
+            raise PayloadLost(owner=ref.owner, cause=exc.cause) from exc
 
     def _weights(self, copy: bool) -> tuple[WeightVersion, dict[str, Tensor]]:
         weights = named_weights(self._learner.module)
