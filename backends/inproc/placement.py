@@ -10,11 +10,18 @@ from protocols.errors import Infeasible, Transient
 NODE = "local"
 
 
-def usable_cpus() -> int:
-    """Return the number of CPUs that this process may run on."""
+def usable_cpus() -> tuple[int, ...]:
+    """Return the numbers of the CPUs that this process may run on, in order."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def memory_gib() -> float:
+    """Return the memory of this machine in GiB; 0 where the system does not say."""
+    if {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return 0.0
 
 
 class InprocPlacement:
@@ -22,26 +29,32 @@ class InprocPlacement:
 
     Args:
         total: What the node has.
+        cpus: Numbers of its CPUs.
     """
 
-    def __init__(self, total: Resources) -> None:
+    def __init__(self, total: Resources, cpus: tuple[int, ...] = ()) -> None:
         self._total = total
+        self._cpus = cpus
         self._held: dict[str, Resources] = {}
 
     async def inventory(self) -> Inventory:
-        """Return the one node."""
+        """Return the one node, which is the controller's as well."""
         await checkpoint()
-        return Inventory(nodes=(Node(name=NODE, total=self._total, free=self._free()),))
+        node = Node(name=NODE, total=self._total, free=self._free(), cpus=self._cpus)
+        return Inventory(nodes=(node,), controller=NODE)
 
     async def reserve(self, request: ReserveRequest) -> None:
         """Hold resources; see ``PlacementPort.reserve``."""
         await checkpoint()
         if request.reservation_id in self._held:
             return
+        if request.node not in {None, NODE}:
+            raise Infeasible(what=f"{request.node} for {request.reservation_id}: no such node", asked=1, available=0)
         asked, total, free = request.resources, self._total, self._free()
         for what, wanted, all_there, left in (
             ("CPUs", asked.cpus, total.cpus, free.cpus),
             ("accelerators", asked.accelerators, total.accelerators, free.accelerators),
+            ("GiB of memory", asked.memory_gib, total.memory_gib, free.memory_gib),
         ):
             named = f"{what} for {request.reservation_id} on one node"
             if wanted > all_there:
@@ -60,6 +73,7 @@ class InprocPlacement:
         return Resources(
             cpus=self._total.cpus - sum(one.cpus for one in held),
             accelerators=self._total.accelerators - sum(one.accelerators for one in held),
+            memory_gib=self._total.memory_gib - sum(one.memory_gib for one in held),
         )
 
 
