@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -10,7 +11,7 @@ from conductor.core.planning.placing import on_hardware
 from conductor.core.planning.plan import edges_between, find_unusable, planned_role
 from conductor.core.planning.request import Request, request_of
 from conductor.core.planning.sharing import device_order, rank
-from conductor.core.planning.verify_places import find_misplaced
+from conductor.core.planning.verify_places import find_misplaced, misplaced
 from conductor.core.planning.wishes import Wish
 from protocols.backend import Inventory
 from protocols.errors import Problem
@@ -37,12 +38,13 @@ def verify(plan: Plan, job: RunConfig, inventory: Inventory, given: Collection[s
     request = on_hardware(request, inventory)
     known = {wish.worker(instance): (wish, instance) for wish in request.wishes for instance in range(wish.instances)}
     workers = {vertex.name: vertex for vertex in plan.vertices if vertex.name in known}
+    places = find_misplaced(plan, workers, request, inventory)
     return (
         *_roster(plan, known),
         *_roles(plan, request),
         *(problem for name, vertex in workers.items() for problem in _identity(vertex, *known[name])),
-        *find_misplaced(plan, workers, request, inventory),
-        *_ranks(plan.vertices, inventory),
+        *places,
+        *_ranks(plan.vertices, inventory, misplaced(places)),
     )
 
 
@@ -85,21 +87,28 @@ def _identity(vertex: Vertex, wish: Wish, instance: int) -> Iterator[Problem]:
             yield Problem(field=f"{vertex.name}.{field}", value=None, why="the job says otherwise", mend=_ANEW)
 
 
-def _ranks(vertices: Sequence[Vertex], inventory: Inventory) -> Iterator[Problem]:
-    """Find ranks that are missing, taken twice, out of order, or at odds with the world rank."""
+def _ranks(vertices: Sequence[Vertex], inventory: Inventory, wrong: Collection[str]) -> Iterator[Problem]:
+    """Find ranks that are missing, taken twice, out of order, or at odds with the world rank.
+
+    Args:
+        vertices: The workers of the plan.
+        inventory: Its nodes are in the order of the ranks.
+        wrong: Workers whose place is wrong already.
+    """
     worlds = Counter(vertex.ranks.world for vertex in vertices)
-    holes = [number for number in range(len(vertices)) if number not in worlds]
-    if holes:
+    if holes := [number for number in range(len(vertices)) if number not in worlds]:
         listed = ", ".join(map(str, sorted(worlds.elements())))
         why = f"the world ranks are {listed}: {holes[0]} is nobody's"
         mend = f"number the {len(vertices)} workers from 0 without a gap"
         yield Problem(field="ranks.world", value=None, why=why, mend=mend)
         return
     nodes = {node.name: number for number, node in enumerate(inventory.nodes)}
+    if any(vertex.node not in nodes for vertex in vertices):
+        return  # nobody knows which comes first
     ordered = sorted(vertices, key=lambda vertex: vertex.ranks.world)
-    places = [(nodes.get(vertex.node, len(nodes)), *device_order(vertex.devices)) for vertex in ordered]
-    for before, vertex, here, there in zip(ordered, ordered[1:], places[1:], places, strict=False):
-        if here < there:
+    for before, vertex in pairwise(vertex for vertex in ordered if vertex.name not in wrong):
+        places = [(nodes[one.node], *device_order(one.devices)) for one in (before, vertex)]
+        if places[1] < places[0]:
             field, value = f"{vertex.name}.ranks.world", str(vertex.ranks.world)
             why = f"{before.name} comes before it, and ranks go by node, then by device"
             yield Problem(field=field, value=value, why=why, mend=f"exchange it with {before.name}'s")

@@ -1,7 +1,7 @@
 """Whether the workers of a plan can be where it puts them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from conductor.core.planning.plan import bundles_of
 from conductor.core.planning.request import Request
@@ -16,7 +16,7 @@ from protocols.messages import WorkerId
 Workers = Mapping[WorkerId, Vertex]
 
 
-def find_misplaced(plan: Plan, workers: Workers, request: Request, inventory: Inventory) -> Iterator[Problem]:
+def find_misplaced(plan: Plan, workers: Workers, request: Request, inventory: Inventory) -> list[Problem]:
     """Find what is wrong with nodes, devices, CPUs and bundles.
 
     Args:
@@ -28,24 +28,32 @@ def find_misplaced(plan: Plan, workers: Workers, request: Request, inventory: In
     nodes = {node.name: node for node in inventory.nodes}
     wishes = {wish.worker(instance): (wish, instance) for wish in request.wishes for instance in range(wish.instances)}
     seats: dict[WorkerId, Seat] = {}
+    problems: list[Problem] = []
     for name, vertex in workers.items():
         if vertex.node not in nodes:
             why, mend = "there is no such node", f"name one of {', '.join(nodes)}"
-            yield Problem(field=f"{name}.node", value=repr(vertex.node), why=why, mend=mend)
+            problems.append(Problem(field=f"{name}.node", value=repr(vertex.node), why=why, mend=mend))
             continue
         wish, instance = wishes[name]
         node = nodes[vertex.node]
         seats[name] = Seat(wish=wish, instance=instance, node=node, devices=vertex.devices, bundle=vertex.bundle)
-        yield from _facts(vertex, node)
-        yield from _devices(vertex, wish, node)
-        yield from _cpus(vertex, wish, node, plan)
-    yield from _controller(plan, nodes, inventory)
-    yield from _crowded(seats, inventory)
-    yield from _shared_devices(seats, request)
-    yield from _shared_cpus([vertex for vertex in workers.values() if exclusive(wishes[vertex.name][0].resources.cpus)])
-    for team in request.teams:
-        yield from _per_node(team, seats)
-    yield from _bundles(plan, seats, request)
+        kept = plan.controller_cpus if node.name == inventory.controller else ()
+        problems += [*_facts(vertex, node), *_devices(vertex, wish, node), *_cpus(vertex, wish, node, kept)]
+    alone = [vertex for name, vertex in workers.items() if exclusive(wishes[name][0].resources.cpus)]
+    problems += [
+        *_controller(plan, nodes, inventory),
+        *_crowded(seats, inventory),
+        *_shared_devices(seats, request),
+        *_shared_cpus(alone),
+        *(problem for team in request.teams for problem in (*_per_node(team, seats), *_together(team, seats))),
+    ]
+    return [*problems, *_bundles(plan, seats, request, misplaced(problems))]
+
+
+def misplaced(problems: Iterable[Problem]) -> frozenset[str]:
+    """Return the workers whose place is wrong, so that what follows from it is not told as well."""
+    fields = (problem.field.rpartition(".") for problem in problems)
+    return frozenset(worker for worker, _, field in fields if field in {"node", "devices", "bundle"})
 
 
 def _facts(vertex: Vertex, node: Node) -> Iterator[Problem]:
@@ -70,13 +78,12 @@ def _devices(vertex: Vertex, wish: Wish, node: Node) -> Iterator[Problem]:
         yield Problem(field=field, value=value, why=why, mend="name one that is there")
 
 
-def _cpus(vertex: Vertex, wish: Wish, node: Node, plan: Plan) -> Iterator[Problem]:
+def _cpus(vertex: Vertex, wish: Wish, node: Node, kept: Collection[int]) -> Iterator[Problem]:
     field, value = f"{vertex.name}.cpus", str(list(vertex.cpus))
     own = exclusive(wish.resources.cpus)
     if strange := [cpu for cpu in vertex.cpus if cpu not in node.cpus]:
         why = f"CPU {strange[0]} is none that may be used on {node.name}"
         yield Problem(field=field, value=value, why=why, mend=f"choose from {list(node.cpus)}")
-    kept = plan.controller_cpus if node.name == plan.controller_node else ()
     if taken := [cpu for cpu in vertex.cpus if cpu in kept]:
         yield Problem(field=field, value=value, why=f"CPU {taken[0]} is the controller's", mend="leave it out")
     if node.cpus and len(set(vertex.cpus)) < max(own, 1):
@@ -158,26 +165,37 @@ def _per_node(team: Team, seats: Mapping[WorkerId, Seat]) -> Iterator[Problem]:
                 yield Problem(field=f"nodes.{node}", value=None, why=why, mend="move some")
 
 
-def _bundles(plan: Plan, seats: Mapping[WorkerId, Seat], request: Request) -> Iterator[Problem]:
-    """Find bundles that are torn apart, or are not what is reserved for their workers."""
-    for team in request.teams:
-        for number in range(team.bundles):
-            members = [seats[name] for wish, n in team.members(number) if (name := wish.worker(n)) in seats]
-            yield from _one_bundle(team.bundle(number), team, members)
+def _together(team: Team, seats: Mapping[WorkerId, Seat]) -> Iterator[Problem]:
+    for number in range(team.bundles):
+        members = [seats[name] for wish, n in team.members(number) if (name := wish.worker(n)) in seats]
+        yield from _one_bundle(team.bundle(number), team, members)
+
+
+def _bundles(plan: Plan, seats: Mapping[WorkerId, Seat], request: Request, wrong: frozenset[str]) -> Iterator[Problem]:
+    """Find bundles that are not what is reserved for their workers.
+
+    Args:
+        plan: The plan.
+        seats: Its workers in their places.
+        request: What the job wants.
+        wrong: Workers whose place is wrong already.
+    """
     if len(seats) < sum(wish.instances for wish in request.wishes):
-        return  # told already
+        return  # what those take that are missing is not known
     wanted = {bundle.name: bundle for bundle in bundles_of(request.teams, list(seats.values()))}
     found = Counter(bundle.name for bundle in plan.bundles)
     for name in sorted(wanted.keys() ^ found.keys() | {name for name, times in found.items() if times > 1}):
         why = "the plan does not have it once" if name in wanted else "the job has no such bundle"
         yield Problem(field=f"bundles.{name}", value=None, why=why, mend="set it as in a plan made anew")
     for bundle in plan.bundles:
-        if bundle.name in wanted and bundle != wanted[bundle.name]:
-            right = wanted[bundle.name]
-            changed = [name for name in bundle.__struct_fields__ if getattr(bundle, name) != getattr(right, name)]
-            why = f"its workers make it {getattr(right, changed[0])}"
-            field = f"bundles.{bundle.name}.{changed[0]}"
-            yield Problem(field=field, value=str(getattr(bundle, changed[0])), why=why, mend="set it to that")
+        right = wanted.get(bundle.name)
+        if right is None or not wrong.isdisjoint(right.members):
+            continue
+        for field in ("node", "resources", "members"):
+            said, made = getattr(bundle, field), getattr(right, field)
+            if said != made:
+                at, why = f"bundles.{bundle.name}.{field}", f"its workers make it {made}"
+                yield Problem(field=at, value=str(said), why=why, mend="set it to that")
 
 
 def _one_bundle(name: str, team: Team, members: list[Seat]) -> Iterator[Problem]:
