@@ -215,6 +215,13 @@ def test_a_fleet_that_does_not_fit_together_says_what_is_left() -> None:
     assert "4 of 6 find a place: rollout/4 asks for 1 accelerators, of which a has 0 left" in problem.why
 
 
+def test_a_role_that_finds_no_place_takes_none_from_the_others() -> None:
+    """One mistake is one problem."""
+    judge = RoleConfig(command=("true",), instances=3, accelerators=2, per_node=1)
+    (problem,) = problems_of(plan(job(6, judge=judge, rollout=RoleConfig(accelerators=1)), GPUS))
+    assert problem.field == "fleet.roles.judge"
+
+
 def test_what_is_wrong_without_knowing_the_nodes_is_found_by_validate() -> None:
     """A job is checked long before there are nodes."""
     wrong = job(rollot=RoleConfig(), reward=RoleConfig(instances=3, per_node=2))
