@@ -120,17 +120,6 @@ class Plan(Message, frozen=True, kw_only=True):
     controller_node: str | None
     controller_cpus: tuple[int, ...]
 
-    def role(self, name: str) -> PlannedRole:
-        """Return a role by its name.
-
-        Raises:
-            KeyError: The plan has none by that name.
-        """
-        for role in self.roles:
-            if role.name == name:
-                return role
-        raise KeyError(name)
-
     def workers(self, role: str) -> tuple[Vertex, ...]:
         """Return the workers of a role, instance by instance; none for a role that the plan has not."""
         return tuple(vertex for vertex in self.vertices if vertex.role == role)
