@@ -10,31 +10,67 @@ from protocols.sections import Section, Site
 
 
 class Resources(Message, frozen=True, kw_only=True):
-    """What one workload needs, or one node has. 0 CPUs: it shares what is there."""
+    """What one workload needs, or one node has. 0 CPUs, 0 memory: it shares what is there."""
 
     cpus: float = 0.0
     accelerators: int = 0
+    memory_gib: float = 0.0
 
 
 class Node(Message, frozen=True, kw_only=True):
-    """One machine."""
+    """One machine.
+
+    Attributes:
+        name: No other node has it.
+        total, free: What it has; ``accelerators`` are numbered from 0.
+        device: What its accelerators are called (``cuda``); ``cpu`` where it has none.
+        cpus: Numbers of the CPUs that the operator lets this job run on, in order; none: nothing is bound to CPUs
+            there.
+        domain: What fails as one with it (a rack, a power supply); empty: the node alone.
+    """
 
     name: str
     total: Resources
     free: Resources
+    device: str = "cpu"
+    cpus: tuple[int, ...] = ()
+    domain: str = ""
 
 
 class Inventory(Message, frozen=True, kw_only=True):
-    """What there is."""
+    """What there is.
+
+    Attributes:
+        nodes: In the order in which they are filled.
+        controller: The node that the controller runs on; None: it is none of these.
+    """
 
     nodes: tuple[Node, ...]
+    controller: str | None = None
+
+
+class Ranks(Message, frozen=True, kw_only=True):
+    """Where a worker stands among others, each counted from 0 by node, then by device.
+
+    Attributes:
+        world: Among all workers.
+        role: Among those of its role.
+        node: Its node, among the nodes that are used.
+        local: Among all workers on its node.
+    """
+
+    world: int
+    role: int
+    node: int
+    local: int
 
 
 class ReserveRequest(Message, frozen=True, kw_only=True):
-    """Resources for one worker, under an id that the caller chose."""
+    """Resources for one worker, under an id that the caller chose; on one node, or on any."""
 
     reservation_id: str
     resources: Resources
+    node: str | None = None
 
 
 class PlacementPort(Protocol):
@@ -48,7 +84,7 @@ class PlacementPort(Protocol):
         """Hold resources. Idempotent by id. Cancelling: ``release`` the id, whether or not it was reserved.
 
         Raises:
-            Infeasible: More than any node has, free or not.
+            Infeasible: More than any node has, free or not, or than the node has that was asked for.
             Transient: It would fit, but not now.
         """
         ...
@@ -67,6 +103,12 @@ class WorkloadSpec(Message, frozen=True, kw_only=True):
         adapter: The adapter and its options.
         site: Facts about the run.
         reservation_id: Where it may run.
+        cpus: Numbers of the CPUs that it is bound to; none: it is not bound. A launcher that shares a process with
+            its workers ignores them, and ``environment``.
+        environment: Variables laid over those of the launcher, before the adapter is imported.
+        devices: Numbers of the accelerators of its node that it may use, the first one its own; none: it computes on
+            the CPU.
+        ranks: Where it stands among the others; None: it was launched by itself.
     """
 
     worker_id: WorkerId
@@ -74,6 +116,10 @@ class WorkloadSpec(Message, frozen=True, kw_only=True):
     adapter: Section
     site: Site
     reservation_id: str
+    cpus: tuple[int, ...] = ()
+    environment: dict[str, str] = {}
+    devices: tuple[int, ...] = ()
+    ranks: Ranks | None = None
 
 
 class LauncherPort(Protocol):

@@ -4,7 +4,7 @@ from anyio.lowlevel import checkpoint
 
 from protocols.backend import Inventory, Node, PlacementPort, ReserveRequest, Resources
 
-_PLENTY = Resources(cpus=1e6, accelerators=1_000_000)
+_PLENTY = Resources(cpus=1e6, accelerators=1_000_000, memory_gib=1e6)
 
 
 class SimPlacement:
@@ -20,8 +20,9 @@ class SimPlacement:
         free = Resources(
             cpus=_PLENTY.cpus - sum(one.cpus for one in held),
             accelerators=_PLENTY.accelerators - sum(one.accelerators for one in held),
+            memory_gib=_PLENTY.memory_gib - sum(one.memory_gib for one in held),
         )
-        return Inventory(nodes=(Node(name="simulated", total=_PLENTY, free=free),))
+        return Inventory(nodes=(Node(name="simulated", total=_PLENTY, free=free, device="simulated"),))
 
     async def reserve(self, request: ReserveRequest) -> None:
         """Hold resources."""

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import anyio
+import msgspec
 import pytest
 
-from backends.inproc.placement import InprocPlacement
+from backends._machine import MachinePlacement
 from protocols.backend import PlacementPort, ReserveRequest, Resources
 from protocols.errors import Infeasible, Transient
 from protocols.wire import over_codec
@@ -15,16 +16,16 @@ MakePlacement = Callable[[Resources], PlacementPort]
 
 @pytest.fixture(
     params=[
-        pytest.param(InprocPlacement, id="inproc"),
-        pytest.param(lambda total: over_codec(PlacementPort, InprocPlacement(total)), id="inproc-wired"),
+        pytest.param(MachinePlacement, id="inproc"),
+        pytest.param(lambda total: over_codec(PlacementPort, MachinePlacement(total)), id="inproc-wired"),
     ]
 )
 def make_placement(request: pytest.FixtureRequest) -> MakePlacement:
     return request.param
 
 
-def ask(reservation_id: str, cpus: float = 0.0, accelerators: int = 0) -> ReserveRequest:
-    return ReserveRequest(reservation_id=reservation_id, resources=Resources(cpus=cpus, accelerators=accelerators))
+def ask(reservation_id: str, node: str | None = None, **resources: float) -> ReserveRequest:
+    return ReserveRequest(reservation_id=reservation_id, resources=msgspec.convert(resources, Resources), node=node)
 
 
 async def free(placement: PlacementPort) -> Resources:
@@ -33,12 +34,12 @@ async def free(placement: PlacementPort) -> Resources:
 
 
 async def test_what_is_reserved_is_not_free(make_placement: MakePlacement) -> None:
-    placement = make_placement(Resources(cpus=4, accelerators=1))
+    placement = make_placement(Resources(cpus=4, accelerators=1, memory_gib=8))
     await placement.reserve(ask("a", cpus=1.5))
-    await placement.reserve(ask("b", cpus=0.5, accelerators=1))
-    assert await free(placement) == Resources(cpus=2, accelerators=0)
+    await placement.reserve(ask("b", cpus=0.5, accelerators=1, memory_gib=2))
+    assert await free(placement) == Resources(cpus=2, accelerators=0, memory_gib=6)
     (node,) = (await placement.inventory()).nodes
-    assert node.total == Resources(cpus=4, accelerators=1)
+    assert node.total == Resources(cpus=4, accelerators=1, memory_gib=8)
 
 
 async def test_reserving_and_releasing_are_idempotent_by_id(make_placement: MakePlacement) -> None:
@@ -61,6 +62,8 @@ async def test_more_than_there_is_is_infeasible_with_the_numbers(make_placement:
     assert (refused.value.asked, refused.value.available) == (5, 4)
     with pytest.raises(Infeasible, match="accelerators"):
         await placement.reserve(ask("gpu", accelerators=1))
+    with pytest.raises(Infeasible, match="memory"):
+        await placement.reserve(ask("large", memory_gib=1))
     assert await free(placement) == Resources(cpus=4), "a failed start leaves nothing reserved (W01)"
 
 
@@ -77,6 +80,17 @@ async def test_whoever_asks_for_nothing_shares(make_placement: MakePlacement) ->
     placement = make_placement(Resources(cpus=1))
     await placement.reserve(ask("a", cpus=1))
     await placement.reserve(ask("b"))
+    assert await free(placement) == Resources(cpus=0)
+
+
+async def test_the_node_that_was_asked_for_is_the_one_that_is_taken(make_placement: MakePlacement) -> None:
+    """A plan names nodes; what ran elsewhere would have its ranks and devices wrong."""
+    placement = make_placement(Resources(cpus=1))
+    (node,) = (await placement.inventory()).nodes
+    with pytest.raises(Infeasible, match="no such node"):
+        await placement.reserve(ask("a", node=f"not {node.name}", cpus=1))
+    assert await free(placement) == Resources(cpus=1)
+    await placement.reserve(ask("a", node=node.name, cpus=1))
     assert await free(placement) == Resources(cpus=0)
 
 

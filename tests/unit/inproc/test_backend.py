@@ -7,9 +7,8 @@ import anyio
 import pytest
 
 from backends import inproc
-from backends.inproc.launcher import PORTS
+from backends._hosting import PORTS
 from backends.inproc.payloads import InprocPayloads
-from backends.inproc.placement import usable_cpus
 from protocols.adapters import ROOMS, known_kinds
 from protocols.backend import Backend, ReserveRequest, Resources, WorkloadSpec
 from protocols.errors import ForeignCancellation, Infeasible
@@ -71,13 +70,18 @@ async def test_what_hides_in_a_message_is_found_when_messages_are_encoded() -> N
 
 async def test_this_machine_is_one_node() -> None:
     async with inproc.open(inproc.Config(), Site(job_dir="/")) as backend:
-        (node,) = (await backend.placement.inventory()).nodes
-        assert node.total == node.free == Resources(cpus=len(os.sched_getaffinity(0)))
+        inventory = await backend.placement.inventory()
+        (node,) = inventory.nodes
+        assert inventory.controller == node.name
+        assert node.cpus == tuple(sorted(os.sched_getaffinity(0))), "the operator's mask"
+        assert node.total == node.free
+        assert node.total.cpus == len(node.cpus)
+        assert 0 < node.total.memory_gib < 1e6
         with pytest.raises(Infeasible) as refused:
             await backend.placement.reserve(
-                ReserveRequest(reservation_id="r", resources=Resources(cpus=usable_cpus() + 1))
+                ReserveRequest(reservation_id="r", resources=Resources(cpus=len(node.cpus) + 1))
             )
-        assert refused.value.available == usable_cpus()
+        assert refused.value.available == len(node.cpus)
     assert not inproc.check(inproc.Config(), Site(job_dir="/"))
 
 

@@ -18,6 +18,7 @@ from backends.sim.virtual_time import run_virtual
 from protocols import (
     backend,
     errors,
+    fleet,
     grading,
     inference,
     ledger,
@@ -39,6 +40,7 @@ from tests.support.arbitrary import message_types, values
 MODULES = (
     backend,
     errors,
+    fleet,
     grading,
     inference,
     ledger,
