@@ -3,9 +3,9 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
+from backends._machine import MachinePlacement, memory_gib, usable_cpus
 from backends.inproc.launcher import open_launcher
 from backends.inproc.payloads import InprocPayloads
-from backends.inproc.placement import InprocPlacement, memory_gib, usable_cpus
 from protocols.backend import Backend, PlacementPort, Resources
 from protocols.errors import Problem
 from protocols.messages import Message
@@ -36,7 +36,7 @@ async def open(cfg: Config, site: Site) -> AsyncGenerator[Backend]:  # noqa: A00
     del site
     payloads = InprocPayloads(encode_messages=cfg.encode_messages)
     cpus = usable_cpus()
-    placement: PlacementPort = InprocPlacement(Resources(cpus=len(cpus), memory_gib=memory_gib()), cpus)
+    placement: PlacementPort = MachinePlacement(Resources(cpus=len(cpus), memory_gib=memory_gib()), cpus)
     if cfg.encode_messages:
         placement = over_codec(PlacementPort, placement)
     async with open_launcher(payloads, encode_messages=cfg.encode_messages) as launcher:

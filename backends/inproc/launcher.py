@@ -1,7 +1,7 @@
 """Hosts workloads in this process: a task each, and calls that are plain method calls."""
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -10,25 +10,15 @@ import msgspec
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from backends.inproc.worker import CLOSE_DEADLINE_S, Worker, described
-from protocols.adapters import Host, UnknownAdapter, resolve
+from backends._hosting import PORTS, not_opened, opened
+from backends.inproc.worker import CLOSE_DEADLINE_S, Worker
+from protocols.adapters import Host
 from protocols.aio import open_tasks
 from protocols.backend import LauncherPort, PayloadPort, WorkloadSpec
-from protocols.errors import ConductorError, InvariantError, PortFailed, UserError, WorkerLost
-from protocols.grading import GraderPort
-from protocols.inference import EnginePort, InferenceControllerPort
+from protocols.errors import InvariantError, PortFailed, WorkerLost
+from protocols.inference import InferenceControllerPort
 from protocols.messages import WorkerId
-from protocols.rollouts import RolloutExecutorPort
-from protocols.training import TrainerPort
 from protocols.wire import over_codec
-
-PORTS: dict[str, type] = {
-    "engine": EnginePort,
-    "train": TrainerPort,
-    "reward": GraderPort,
-    "episode": RolloutExecutorPort,
-}
-"""Section of the job -> the port of the workloads that it names."""
 
 
 class InprocLauncher:
@@ -57,7 +47,8 @@ class InprocLauncher:
             spec = msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=WorkloadSpec)
         if spec.worker_id in self._workers:
             raise InvariantError(f"worker {spec.worker_id} was launched before and not killed")
-        worker = Worker(spec.worker_id, self._context(spec), self._wrapping(PORTS[spec.section]))
+        host = Host(site=spec.site, payloads=self._payloads, inference=self._inference)
+        worker = Worker(spec.worker_id, opened(spec, host), self._wrapping(PORTS[spec.section]))
         self._workers[spec.worker_id] = worker
         self._tasks.start_soon(worker.run, name=f"worker {spec.worker_id}")
         try:
@@ -68,17 +59,7 @@ class InprocLauncher:
             raise
         if worker.closed.is_set():
             self._workers.pop(spec.worker_id, None)
-            raise _not_opened(spec, worker.failure) from worker.failure
-
-    def _context(self, spec: WorkloadSpec) -> AbstractAsyncContextManager[Any]:
-        try:
-            adapter = resolve(spec.section, spec.adapter.kind, spec.site.job_dir)
-            cfg = msgspec.convert(spec.adapter.options, adapter.Config)
-        except UnknownAdapter as exc:
-            raise UserError(str(exc.problem)) from exc
-        except msgspec.ValidationError as exc:
-            raise UserError(f"the options of [{spec.section}] do not fit {spec.adapter.kind!r}: {exc}") from exc
-        return adapter.open(cfg, Host(site=spec.site, payloads=self._payloads, inference=self._inference))
+            raise not_opened(spec, worker.failure) from worker.failure
 
     def _wrapping(self, port: type) -> Callable[[Any], Any]:
         return partial(over_codec, port) if self._encode_messages else _as_it_is
@@ -125,13 +106,6 @@ class InprocLauncher:
 
 def _as_it_is(port: Any) -> Any:
     return port
-
-
-def _not_opened(spec: WorkloadSpec, failure: Exception | None) -> ConductorError:
-    if isinstance(failure, ConductorError):
-        return failure
-    why = described(failure) if failure else "it was killed meanwhile"
-    return PortFailed(f"worker {spec.worker_id} ({spec.section}.{spec.adapter.kind}) could not be opened: {why}")
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import structlog
 
+from backends._hosting import described
 from protocols.aio import Doorbell, owned
 from protocols.errors import PortFailed, WorkerLost
 from protocols.messages import WorkerId
@@ -124,10 +125,3 @@ class Worker:
 
     def _lost(self) -> WorkerLost:
         return WorkerLost(worker=self._worker_id, cause=described(self.failure) if self.failure else "it was ended")
-
-
-def described(failure: BaseException) -> str:
-    """Return one line about a failure; of a group, about what is in it."""
-    if isinstance(failure, BaseExceptionGroup):
-        return "; ".join(described(one) for one in failure.exceptions)
-    return f"{type(failure).__name__}: {failure}"

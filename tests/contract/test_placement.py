@@ -6,7 +6,7 @@ import anyio
 import msgspec
 import pytest
 
-from backends.inproc.placement import InprocPlacement
+from backends._machine import MachinePlacement
 from protocols.backend import PlacementPort, ReserveRequest, Resources
 from protocols.errors import Infeasible, Transient
 from protocols.wire import over_codec
@@ -16,8 +16,8 @@ MakePlacement = Callable[[Resources], PlacementPort]
 
 @pytest.fixture(
     params=[
-        pytest.param(InprocPlacement, id="inproc"),
-        pytest.param(lambda total: over_codec(PlacementPort, InprocPlacement(total)), id="inproc-wired"),
+        pytest.param(MachinePlacement, id="inproc"),
+        pytest.param(lambda total: over_codec(PlacementPort, MachinePlacement(total)), id="inproc-wired"),
     ]
 )
 def make_placement(request: pytest.FixtureRequest) -> MakePlacement:

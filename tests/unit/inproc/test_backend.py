@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from backends import inproc
-from backends.inproc.launcher import PORTS
+from backends._hosting import PORTS
 from backends.inproc.payloads import InprocPayloads
 from protocols.adapters import ROOMS, known_kinds
 from protocols.backend import Backend, ReserveRequest, Resources, WorkloadSpec

@@ -1,6 +1,7 @@
 """One node, this machine, and who holds how much of it."""
 
 import os
+from pathlib import Path
 
 from anyio.lowlevel import checkpoint
 
@@ -8,6 +9,8 @@ from protocols.backend import Inventory, Node, PlacementPort, ReserveRequest, Re
 from protocols.errors import Infeasible, Transient
 
 NODE = "local"
+
+_NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
 def usable_cpus() -> tuple[int, ...]:
@@ -24,7 +27,20 @@ def memory_gib() -> float:
     return 0.0
 
 
-class InprocPlacement:
+def accelerators() -> tuple[str, ...]:
+    """Return what CUDA calls the accelerators that this process may use: ``CUDA_VISIBLE_DEVICES``, or their numbers.
+
+    Nothing is imported and no driver is started: the system lists them.
+    """
+    if not _NVIDIA.is_dir():
+        return ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(name for name in visible.split(",") if name)
+    return tuple(str(number) for number, _ in enumerate(_NVIDIA.iterdir()))
+
+
+class MachinePlacement:
     """Keeps count of what workloads reserved on one node.
 
     Args:
@@ -40,7 +56,8 @@ class InprocPlacement:
     async def inventory(self) -> Inventory:
         """Return the one node, which is the controller's as well."""
         await checkpoint()
-        node = Node(name=NODE, total=self._total, free=self._free(), cpus=self._cpus)
+        device = "cuda" if self._total.accelerators else "cpu"
+        node = Node(name=NODE, total=self._total, free=self._free(), device=device, cpus=self._cpus)
         return Inventory(nodes=(node,), controller=NODE)
 
     async def reserve(self, request: ReserveRequest) -> None:
@@ -77,4 +94,4 @@ class InprocPlacement:
         )
 
 
-_: type[PlacementPort] = InprocPlacement
+_: type[PlacementPort] = MachinePlacement

@@ -1,0 +1,53 @@
+"""Opening a workload, wherever it is hosted."""
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import msgspec
+
+from protocols.adapters import Host, UnknownAdapter, resolve
+from protocols.backend import WorkloadSpec
+from protocols.errors import ConductorError, PortFailed, UserError
+from protocols.grading import GraderPort
+from protocols.inference import EnginePort
+from protocols.rollouts import RolloutExecutorPort
+from protocols.training import TrainerPort
+
+PORTS: dict[str, type] = {
+    "engine": EnginePort,
+    "train": TrainerPort,
+    "reward": GraderPort,
+    "episode": RolloutExecutorPort,
+}
+"""Section of the job -> the port of the workloads that it names."""
+
+
+def opened(spec: WorkloadSpec, host: Host) -> AbstractAsyncContextManager[Any]:
+    """Return the context of a workload's adapter, not entered yet.
+
+    Raises:
+        UserError: There is no such adapter, or its options are wrong.
+    """
+    try:
+        adapter = resolve(spec.section, spec.adapter.kind, spec.site.job_dir)
+        cfg = msgspec.convert(spec.adapter.options, adapter.Config)
+    except UnknownAdapter as exc:
+        raise UserError(str(exc.problem)) from exc
+    except msgspec.ValidationError as exc:
+        raise UserError(f"the options of [{spec.section}] do not fit {spec.adapter.kind!r}: {exc}") from exc
+    return adapter.open(cfg, host)
+
+
+def not_opened(spec: WorkloadSpec, failure: Exception | None) -> ConductorError:
+    """Return the error of a launch that failed; None: it was killed meanwhile."""
+    if isinstance(failure, ConductorError):
+        return failure
+    why = described(failure) if failure else "it was killed meanwhile"
+    return PortFailed(f"worker {spec.worker_id} ({spec.section}.{spec.adapter.kind}) could not be opened: {why}")
+
+
+def described(failure: BaseException) -> str:
+    """Return one line about a failure; of a group, about what is in it."""
+    if isinstance(failure, BaseExceptionGroup):
+        return "; ".join(described(one) for one in failure.exceptions)
+    return f"{type(failure).__name__}: {failure}"
