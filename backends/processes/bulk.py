@@ -85,21 +85,21 @@ def read(path: Path) -> Bulk:
         # a private copy of each page that somebody writes to: torch takes no buffer that is read-only
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else None
     if mapped is None:
-        raise Unreadable(f"{path.name} is empty")
+        raise Unreadable("it is empty")
     length = int.from_bytes(mapped[:_LENGTH])
     begin = math.ceil((_LENGTH + length) / _ALIGNED) * _ALIGNED
     try:
         head = msgspec.msgpack.decode(mapped[_LENGTH : _LENGTH + length], type=_Head)
     except msgspec.MsgspecError as exc:
-        raise Unreadable(f"{path.name} has no head: {exc}") from exc
+        raise Unreadable(f"it has no head: {exc}") from exc
     if begin + head.size != size:
-        raise Unreadable(f"{path.name} has {size} bytes, not {begin + head.size}")
+        raise Unreadable(f"it has {size} bytes, not {begin + head.size}")
     if head.message is not None:
-        return _message(path, head.message, mapped[begin:])
+        return _message(head.message, mapped[begin:])
     return {one.name: _array(mapped, one, begin) for one in head.arrays}
 
 
-def _message(path: Path, name: str, body: bytes) -> Message:
+def _message(name: str, body: bytes) -> Message:
     module, _, attribute = name.partition(":")
     try:
         kind: Any = importlib.import_module(module)
@@ -107,7 +107,7 @@ def _message(path: Path, name: str, body: bytes) -> Message:
             kind = getattr(kind, part)
         return cast("Message", msgspec.msgpack.decode(body, type=kind))
     except (ImportError, AttributeError, msgspec.MsgspecError) as exc:
-        raise Unreadable(f"{path.name} is no {name} here: {exc}") from exc
+        raise Unreadable(f"it is no {name} here: {exc}") from exc
 
 
 def _array(mapped: mmap.mmap, one: _Array, begin: int) -> Any:

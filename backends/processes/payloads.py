@@ -6,10 +6,10 @@ keeps a list. It appears whole or not at all; what a reader has mapped stays whe
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, TypeVarTuple
 from urllib.parse import quote, unquote
 
 import anyio.to_thread
@@ -18,6 +18,9 @@ from backends.processes import bulk
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import InvariantError, Transient, WorkerLost
 from protocols.messages import PayloadRef
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 _BETWEEN = "@"  # owner and key; neither has it once it is quoted
 _ASIDE = "."  # before the name of what is not whole yet
@@ -50,19 +53,27 @@ class SharedPayloads:
             Transient: No room now.
             InvariantError: ``value`` cannot be stored, or its name is too long.
         """
-        await anyio.to_thread.run_sync(self._put, ref, value)
+        await self._in_thread(self._put, ref, value)
 
     async def get(self, ref: PayloadRef) -> Bulk:
         """Return what was put; see ``PayloadPort.get``. Arrays are mapped, and may be written to without effect."""
-        return await anyio.to_thread.run_sync(self._get, ref)
+        return await self._in_thread(self._get, ref)
 
     async def release(self, owner: str) -> None:
         """Remove the files of every owner that starts with ``owner``; see ``PayloadPort.release``."""
-        await anyio.to_thread.run_sync(self._release, owner)
+        await self._in_thread(self._release, owner)
 
     async def owners(self) -> frozenset[str]:
         """Return the owners that hold something."""
-        return await anyio.to_thread.run_sync(lambda: frozenset(file.owner for file in self._files()))
+        return await self._in_thread(lambda: frozenset(file.owner for file in self._files()))
+
+    async def _in_thread(self, job: Callable[[*Args], T], *args: *Args) -> T:
+        try:
+            return await anyio.to_thread.run_sync(job, *args)
+        except OSError as exc:
+            if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise Transient(f"no room in {self._folder}: {exc.strerror}") from exc
+            raise WorkerLost(worker="payload store", cause=str(exc)) from exc
 
     def _put(self, ref: PayloadRef, value: Bulk) -> None:
         path = self._path(ref)
@@ -79,18 +90,17 @@ class SharedPayloads:
                 for part in parts:
                     file.write(part)
             aside.replace(path)
-        except OSError as exc:
+        except OSError:
             aside.unlink(missing_ok=True)
-            if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
-                raise Transient(f"no room for {ref} in {self._folder}: {exc.strerror}") from exc
-            raise _lost(str(exc)) from exc
+            raise
 
     def _get(self, ref: PayloadRef) -> Bulk:
         try:
             return bulk.read(self._path(ref))
-        except (OSError, bulk.Unreadable) as exc:
-            why = f"it holds no {ref.key!r} of {ref.owner!r}" if isinstance(exc, FileNotFoundError) else str(exc)
-            raise _lost(why) from exc
+        except FileNotFoundError as exc:
+            raise WorkerLost(worker="payload store", cause=f"it holds no {ref.key!r} of {ref.owner!r}") from exc
+        except bulk.Unreadable as exc:
+            raise WorkerLost(worker="payload store", cause=f"{ref.key!r} of {ref.owner!r}: {exc}") from exc
 
     def _release(self, owner: str) -> None:
         for file in self._files():
@@ -114,10 +124,6 @@ class SharedPayloads:
         if len(name) > _LONGEST:
             raise InvariantError(f"{ref} is longer than the {_LONGEST} characters of a file's name")
         return self._folder / name
-
-
-def _lost(why: str) -> WorkerLost:
-    return WorkerLost(worker="payload store", cause=why)
 
 
 _: type[PayloadPort] = SharedPayloads
