@@ -13,7 +13,7 @@ import anyio.to_thread
 from protocols.messages import WorkerId
 
 _LONGEST = 8192  # bytes of a line
-_LINES = 12
+_LINES = 30
 _READ = 65536
 
 
