@@ -18,6 +18,7 @@ PORTS: dict[str, type] = {
     "train": TrainerPort,
     "reward": GraderPort,
     "episode": RolloutExecutorPort,
+    "role": object,  # a user's own is kept open, and nothing of it is called
 }
 """Section of the job -> the port of the workloads that it names."""
 

@@ -1,6 +1,6 @@
 """From the names in the job to open ports: what the backend hosts, and what opens beside the controller."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar, cast
 
@@ -8,14 +8,19 @@ import msgspec
 
 from conductor.bounded import bounded, bounded_backend
 from conductor.config import RunConfig
+from conductor.core.planning.wishes import EPISODE, EVALUATION, POLICY, REWARD, ROLES, ROLLOUT
 from conductor.core.staleness import SAMPLERS, Policy, Sampler
 from conductor.core.waits import Waits
-from conductor.fleet.group import member_specs, open_group
+from conductor.fleet.group import open_group
+from conductor.fleet.planned import planned, write_plan
+from conductor.fleet.reservation import open_reservations
+from conductor.fleet.spread import Executors, Graders
 from conductor.ports import EvaluationPorts, Ports, Workloads
 from conductor.validation import find_remainder_problem, site_of
 from protocols.adapters import Host, load_object, resolve
-from protocols.backend import Backend, Resources
+from protocols.backend import Backend
 from protocols.errors import ConfigError, InvariantError, Problem
+from protocols.fleet import Plan
 from protocols.grading import GraderPort
 from protocols.inference import EnginePort, InferenceControllerPort
 from protocols.ledger import LedgerPort
@@ -34,7 +39,13 @@ _POOL = "backends.engines.pool:EnginePool"
 
 @asynccontextmanager
 async def open_ports(
-    cfg: RunConfig, *, backend: Backend | None, workloads: Workloads, waits: Waits, resume: bool = False
+    cfg: RunConfig,
+    *,
+    backend: Backend | None,
+    workloads: Workloads,
+    waits: Waits,
+    resume: bool = False,
+    plan: Plan | None = None,
 ) -> AsyncGenerator[Ports]:
     """Open everything that the job names and the caller did not bring, and close it in the reverse order.
 
@@ -46,16 +57,19 @@ async def open_ports(
         workloads: What the caller brings; it stays the caller's to close.
         waits: Where the calls of the ports are noted while they are open.
         resume: Whether the run goes on with what its folder holds, if it holds one.
+        plan: Where the workers run; None: made here, of what the backend has.
 
     Raises:
-        ConfigError: The prompts show that the job could never train; found before anything heavy is opened.
+        ConfigError: The workers find no place, or the plan is none for this job, or the prompts show that the job
+            could never train; found before anything heavy is opened.
         ConductorError: Something could not be opened; nothing of it remains.
     """
     site = site_of(cfg, resume=resume)
     async with AsyncExitStack() as stack:
-        home = backend or await stack.enter_async_context(_open_backend(cfg.backend, site))
+        home = backend or await stack.enter_async_context(open_backend(cfg.backend, site))
         bounded_home = bounded_backend(home, cfg.deadlines, waits)
-        opener = _Opener(cfg, site, home, stack, waits)
+        fleet = await planned(cfg, bounded_home.placement, workloads.sections(), plan)
+        opener = _Opener(cfg, site, backend=home, fleet=fleet, stack=stack, waits=waits)
         prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
         if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
             raise ConfigError([problem])
@@ -64,13 +78,16 @@ async def open_ports(
         trackers = workloads.trackers
         if trackers is None:
             trackers = tuple([await opener.beside("tracker", section) for section in cfg.trackers])
-        trainer = workloads.trainer or await opener.host(TrainerPort, "policy", "train", cfg.train)
+        await write_plan(fleet, cfg)
+        await opener.reserve()
+        for role in fleet.roles:
+            if role.name not in ROLES:
+                await opener.launch(role.name)
+        trainer = workloads.trainer or await opener.one(TrainerPort, POLICY)
         inference = opener.bound(InferenceControllerPort, workloads.inference or await opener.pool())
         await bounded_home.launcher.serve(await inference.endpoint(), inference)
-        executor = workloads.executor or await opener.host(RolloutExecutorPort, "episode", "episode", cfg.episode)
-        grader = opener.bound(
-            GraderPort, workloads.grader or await opener.host(GraderPort, "reward", "reward", cfg.reward)
-        )
+        executor = workloads.executor or await opener.several(RolloutExecutorPort, EPISODE, Executors)
+        grader = opener.bound(GraderPort, workloads.grader or await opener.several(GraderPort, REWARD, Graders))
         yield Ports(
             backend=bounded_home,
             prompts=prompts,
@@ -102,22 +119,27 @@ async def _evaluation_ports(
         return None
     own = workloads.evaluation_grader
     if own is None and cfg.evaluation.reward is not None:
-        own = await opener.host(GraderPort, "evaluation", "reward", cfg.evaluation.reward)
+        own = await opener.several(GraderPort, EVALUATION, Graders)
     return EvaluationPorts(prompts=prompts, grader=grader if own is None else opener.bound(GraderPort, own))
 
 
-def _open_backend(section: Section, site: Site) -> AbstractAsyncContextManager[Backend]:
+def open_backend(section: Section, site: Site) -> AbstractAsyncContextManager[Backend]:
+    """Return the backend that a section names, not open yet."""
     adapter = resolve("backend", section.kind, site.job_dir)
     return adapter.open(msgspec.convert(section.options, adapter.Config), site)
 
 
 class _Opener:
-    """Opens adapters into one exit stack."""
+    """Opens adapters into one exit stack, and the workers of a plan into groups on it."""
 
-    def __init__(self, cfg: RunConfig, site: Site, backend: Backend, stack: AsyncExitStack, waits: Waits) -> None:
+    def __init__(
+        self, cfg: RunConfig, site: Site, *, backend: Backend, fleet: Plan, stack: AsyncExitStack, waits: Waits
+    ) -> None:
         self._cfg = cfg
         self._site = site
         self._backend = backend
+        self._bounded = bounded_backend(backend, cfg.deadlines, waits)
+        self._fleet = fleet
         self._stack = stack
         self._waits = waits
 
@@ -125,15 +147,34 @@ class _Opener:
         """Bound every call of a port."""
         return bounded(port, implementation, self._cfg.deadlines, self._waits)
 
-    async def host(self, port: type[P], role: str, section: str, adapter: Section | None) -> P:
-        """Launch a role's only worker on the backend and return its port."""
-        (member,) = await self._launch(role, section, adapter)
+    async def reserve(self) -> None:
+        """Hold all that the plan needs."""
+        bundles, placement = self._fleet.bundles, self._bounded.placement
+        await self._stack.enter_async_context(open_reservations(bundles, placement, stop_s=self._cfg.deadlines.abort))
+
+    async def launch(self, role: str) -> tuple[WorkerId, ...]:
+        """Launch a role's workers and return their names."""
+        vertices, stop_s = self._fleet.workers(role), self._cfg.deadlines.abort
+        if not vertices:
+            raise InvariantError(f"the plan has no worker of the role {role}, and validation let it pass")
+        group = await self._stack.enter_async_context(
+            open_group(vertices, self._bounded.launcher, self._site, stop_s=stop_s)
+        )
+        return group.members
+
+    async def one(self, port: type[P], role: str) -> P:
+        """Launch a role's only worker and return its port."""
+        (member,) = await self.launch(role)
         return client(port, self._caller(member))
+
+    async def several(self, port: type[P], role: str, spread: Callable[[Mapping[WorkerId, P]], P]) -> P:
+        """Launch a role's workers and return one port over all of them."""
+        workers = {member: client(port, self._caller(member)) for member in await self.launch(role)}
+        return next(iter(workers.values())) if len(workers) == 1 else spread(workers)
 
     async def pool(self) -> InferenceControllerPort:
         """Launch the engines and return their controller."""
-        members = await self._launch("rollout", "engine", self._cfg.engine, count=self._cfg.engines)
-        engines = {member: client(EnginePort, self._caller(member)) for member in members}
+        engines = {member: client(EnginePort, self._caller(member)) for member in await self.launch(ROLLOUT)}
         pool: Callable[..., InferenceControllerPort] = load_object(_POOL, "")
         answer_s = self._cfg.deadlines.abort / 2  # one silent engine must not use up the deadline
         return pool(engines, mode=self._cfg.publish, answer_s=answer_s)
@@ -144,19 +185,6 @@ class _Opener:
         found = resolve(section, named.kind, self._site.job_dir)
         host = Host(site=self._site, payloads=self._backend.payloads)
         return await self._stack.enter_async_context(found.open(msgspec.convert(named.options, found.Config), host))
-
-    async def _launch(
-        self, role: str, section: str, adapter: Section | None, *, count: int = 1
-    ) -> tuple[WorkerId, ...]:
-        group = await self._stack.enter_async_context(
-            open_group(
-                member_specs(role, section, _required(section, adapter), self._site, count=count),
-                bounded_backend(self._backend, self._cfg.deadlines, self._waits),
-                resources=Resources(),
-                stop_s=self._cfg.deadlines.abort,
-            )
-        )
-        return group.members
 
     def _caller(self, member: WorkerId) -> Callable[[str, tuple[Any, ...]], Any]:
         async def send(method: str, args: tuple[Any, ...]) -> Any:

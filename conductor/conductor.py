@@ -10,6 +10,7 @@ from conductor.result import RunResult
 from conductor.validation import find_problems, make_folder, site_of
 from protocols.backend import Backend
 from protocols.errors import ConfigError
+from protocols.fleet import Plan
 
 
 class Conductor:
@@ -25,6 +26,7 @@ class Conductor:
         to_stderr: bool = False,
         resume: bool = False,
         control: bool = False,
+        plan: Plan | None = None,
     ) -> RunResult:
         """Run a job to its end.
 
@@ -38,6 +40,7 @@ class Conductor:
                 none, begin.
             control: Serve a socket in ``cfg.run_dir``, over which ``conductor status``, ``why``, ``stop`` and
                 ``checkpoint`` ask this run.
+            plan: Where workers run, from ``conductor plan`` and edited or not; None: it is made.
 
         Returns:
             What was trained, and where every admitted group ended.
@@ -47,7 +50,8 @@ class Conductor:
         started is alive afterwards. Signals are the caller's.
 
         Raises:
-            ConfigError: The job cannot start; all of its problems at once, before anything is started.
+            ConfigError: The job cannot start, or there is no place for its workers; all of its problems at once,
+                before any worker is started.
             Stopped: It was asked to stop over its socket. It ended as if it had been cancelled.
             ConductorError: The first failure, the others as notes; ``exit_code`` says its class.
         """
@@ -68,4 +72,5 @@ class Conductor:
             to_stderr=to_stderr,
             resume=resume,
             control=control,
+            plan=plan,
         )

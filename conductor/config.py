@@ -1,16 +1,18 @@
 """The job: what the controller itself decides, and the sections that name adapters."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, structs
 
+from protocols.fleet import Restarts, Strategy
 from protocols.inference import PublishMode, Sampling
 from protocols.messages import Message, RegistrationKey
 from protocols.sections import Section
 from protocols.training import Algorithm
 
 PositiveInt = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -112,6 +114,69 @@ class EvaluationConfig(Message, frozen=True, kw_only=True):
     on_failure: Literal["count", "fail"] = "count"
 
 
+class RoleConfig(Message, frozen=True, kw_only=True):
+    """How one role is launched; what it runs is said by its section of the job, or here where it is the user's own.
+
+    Attributes:
+        kind: A role of the user's own: its adapter, ``module:name``.
+        options: Of that adapter.
+        command: A role of the user's own: a program and its arguments, which runs as long as the run does.
+        instances: How many; None: one, and as many rollouts as ``engines`` says.
+        cpus: Of each instance: a whole number are its alone, any other number is a share of those left over.
+        accelerators: Of each instance; a fleet without any runs everything on the CPU.
+        memory_gib: Of each instance.
+        placement: ``pack`` fills one node before the next, ``spread`` takes the emptiest failure domain.
+        per_node: So many instances on each of its nodes; None: as many as fit.
+        devices: The numbers of each instance's accelerators on its node, in the order of the instances; None: the
+            lowest that are free.
+        share_devices: Whether what ``devices`` names may be named twice; every role that shares one must say so.
+        environment: Variables, laid over ``fleet.environment``.
+        instance_environment: Variables of one instance by its number, laid over ``environment``.
+        restarts: Failure budget, one for each cause.
+    """
+
+    kind: str | None = None
+    options: dict[str, Any] = {}
+    command: tuple[str, ...] = ()
+    instances: PositiveInt | None = None
+    cpus: Annotated[float, Meta(ge=0)] = 0.0
+    accelerators: Count = 0
+    memory_gib: Annotated[float, Meta(ge=0)] = 0.0
+    placement: Strategy = "pack"
+    per_node: PositiveInt | None = None
+    devices: tuple[tuple[Count, ...], ...] | None = None
+    share_devices: bool = False
+    environment: dict[str, str] = {}
+    instance_environment: dict[str, dict[str, str]] = {}
+    restarts: Restarts = Restarts()
+
+
+class CollocateConfig(Message, frozen=True, kw_only=True):
+    """Roles whose instances lie together: in as many bundles as the fewest of them has instances.
+
+    Attributes:
+        roles: At least two.
+        share: ``node``: a bundle lies on one node; ``device``: its roles use the same accelerators as well.
+    """
+
+    roles: Annotated[tuple[str, ...], Meta(min_length=2)]
+    share: Literal["node", "device"] = "node"
+
+
+class FleetConfig(Message, frozen=True, kw_only=True):
+    """Where the workers of a job run, and with what.
+
+    Attributes:
+        environment: Variables of every worker.
+        roles: By name; a role that is not named has one instance, which shares what is there.
+        collocate: What lies together.
+    """
+
+    environment: dict[str, str] = {}
+    roles: dict[str, RoleConfig] = {}
+    collocate: tuple[CollocateConfig, ...] = ()
+
+
 def default_ledger(run_dir: str | None) -> Section:
     """Return the section of a job that names no ledger."""
     return Section(kind="memory" if run_dir is None else "sqlite")
@@ -147,6 +212,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
         checkpoint: When the run's state is written.
         evaluation: What is evaluated beside the training; None: nothing.
         deadlines: How long a wait may take.
+        fleet: Where workers run, and with what.
         lag_interval_s: Seconds between two measurements of the event loop's lag; 0 measures none.
         freeze_gc: After warm-up, hide what is alive from the garbage collector until the run ends. It is the
             whole process's setting; a full collection with torch loaded stops everything for 0.1 s or more.
@@ -176,6 +242,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig | None = None
     deadlines: Deadlines = Deadlines()
+    fleet: FleetConfig = FleetConfig()
     lag_interval_s: Annotated[float, Meta(ge=0)] = 0.01
     freeze_gc: bool = True
     registration: RegistrationKey = RegistrationKey()

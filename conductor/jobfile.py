@@ -16,7 +16,7 @@ JOB_FILE = "job.json"
 
 _FREE = frozenset({
     "steps", "slots", "attempts", "max_dropped", "checkpoint", "deadlines", "lag_interval_s", "freeze_gc", "run_dir",
-    "job_dir", "engine", "engines", "backend", "ledger", "trackers", "evaluation",
+    "job_dir", "engine", "engines", "fleet", "backend", "ledger", "trackers", "evaluation",
 })  # fmt: skip
 """What may be another at a resume: how long and where the run goes on, but not what is trained or how."""
 
@@ -28,19 +28,20 @@ def holds_run(folder: Path) -> bool:
 
 def job_values(cfg: RunConfig) -> dict[str, Any]:
     """Return a job as built-in values, as a job file has them: the options of a section beside its kind."""
-    values: dict[str, Any] = {name: _as_in_file(value) for name, value in msgspec.structs.asdict(cfg).items()}
+    values: dict[str, Any] = {name: as_in_file(value) for name, value in msgspec.structs.asdict(cfg).items()}
     kept = {name: value for name, value in values.items() if value is not None}
     return msgspec.json.decode(msgspec.json.encode(kept), type=dict[str, Any])
 
 
-def _as_in_file(value: Any) -> Any:
+def as_in_file(value: Any) -> Any:
+    """Return a message as built-in values, as a file has it: the options of a section beside its kind."""
     match value:
         case Section(kind=kind, options=options):
             return {"kind": kind, **options}
         case msgspec.Struct():
-            return {name: _as_in_file(one) for name, one in msgspec.structs.asdict(value).items()}
+            return {name: as_in_file(one) for name, one in msgspec.structs.asdict(value).items()}
         case tuple():
-            return [_as_in_file(one) for one in cast("tuple[Any, ...]", value)]
+            return [as_in_file(one) for one in cast("tuple[Any, ...]", value)]
         case _:
             return value
 

@@ -40,14 +40,30 @@ def load_config(
     Raises:
         ConfigError: Something is wrong; it holds every problem.
     """
-    raw = _read(Path(path))
-    problems = [problem for override in overrides if (problem := _lay_over(raw, override)) is not None]
-    fields, wrong = decode_fields(RunConfig, raw)
-    _settle_folders(fields, Path(path), run_dir)
-    problems += [*wrong, *find_problems_between(fields, given=given, resume=resume)]
+    fields, problems = load_fields(path, overrides=overrides, run_dir=run_dir, given=given, resume=resume)
     if problems:
         raise ConfigError(problems)
     return RunConfig(**fields)
+
+
+def load_fields(
+    path: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] = (),
+    run_dir: str | None = None,
+    given: Collection[str] = (),
+    resume: bool = False,
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Do as ``load_config``, but return the fields that are right by themselves, and everything that is wrong.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    raw = read_file(Path(path))
+    problems = [problem for override in overrides if (problem := _lay_over(raw, override)) is not None]
+    fields, wrong = decode_fields(RunConfig, raw)
+    _settle_folders(fields, Path(path), run_dir)
+    return fields, [*problems, *wrong, *find_problems_between(fields, given=given, resume=resume)]
 
 
 def read_job(run_dir: str | os.PathLike[str]) -> RunConfig:
@@ -60,32 +76,41 @@ def read_job(run_dir: str | os.PathLike[str]) -> RunConfig:
     if not holds_run(folder):
         why, mend = "no run has begun there", "name the folder of a run; conductor run begins one"
         raise ConfigError([Problem(field="RUN_DIR", value=repr(str(run_dir)), why=why, mend=mend)])
-    fields, problems = decode_fields(RunConfig, _read(folder / JOB_FILE))
+    fields, problems = decode_fields(RunConfig, read_file(folder / JOB_FILE))
     _settle_folders(fields, folder / JOB_FILE, str(folder))
     if problems:
         raise ConfigError(problems)
     return RunConfig(**fields)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_file(path: Path, *, field: str = "job") -> dict[str, Any]:
+    """Read a table from a TOML, YAML or JSON file.
+
+    Args:
+        path: The file.
+        field: What it is called in the problems.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else.
+    """
     parse = {".toml": _parse_toml, ".yaml": _parse_yaml, ".yml": _parse_yaml, ".json": msgspec.json.decode}.get(
         path.suffix.lower()
     )
     if parse is None:
         raise _unreadable(
-            path, "is neither TOML nor YAML by its name", "name a file that ends in .toml, .yaml, .yml or .json"
+            field, path, "is neither TOML nor YAML by its name", "name a file that ends in .toml, .yaml, .yml or .json"
         )
     try:
         raw = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
-        raise _unreadable(path, "there is no such file", "check the path") from exc
+        raise _unreadable(field, path, "there is no such file", "check the path") from exc
     except OSError as exc:
-        raise _unreadable(path, f"cannot be read: {exc.strerror}", "name a file that you may read") from exc
+        raise _unreadable(field, path, f"cannot be read: {exc.strerror}", "name a file that you may read") from exc
     except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError) as exc:
         why = f"cannot be understood: {' '.join(str(exc).split())}"
-        raise _unreadable(path, why, "correct it there") from exc
+        raise _unreadable(field, path, why, "correct it there") from exc
     if not isinstance(raw, dict):
-        raise _unreadable(path, noun(raw), "give a table of fields")
+        raise _unreadable(field, path, noun(raw), "give a table of fields")
     return cast("dict[str, Any]", raw)
 
 
@@ -97,8 +122,8 @@ def _parse_yaml(text: str) -> Any:
     return msgspec.yaml.decode(text) if text.strip() else {}
 
 
-def _unreadable(path: Path, why: str, mend: str) -> ConfigError:
-    return ConfigError([Problem(field="job", value=repr(str(path)), why=why, mend=mend)])
+def _unreadable(field: str, path: Path, why: str, mend: str) -> ConfigError:
+    return ConfigError([Problem(field=field, value=repr(str(path)), why=why, mend=mend)])
 
 
 def _lay_over(raw: dict[str, Any], override: str) -> Problem | None:

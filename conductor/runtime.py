@@ -31,6 +31,7 @@ from conductor.stages.evaluate import draw_prompts, evaluate_last
 from conductor.watchdog import watch
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Stalled, Stopped
+from protocols.fleet import Plan
 from protocols.messages import DispatchId, LeaseId, WeightVersion
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ async def run(
     to_stderr: bool,
     resume: bool = False,
     control: bool = False,
+    plan: Plan | None = None,
 ) -> RunResult:
     """Conduct one run of a job without problems; see ``Conductor.run``."""
     failures, waits = Failures(), Waits(anyio.current_time)
@@ -52,7 +54,9 @@ async def run(
 
     async def open_and_conduct(log: FilteringBoundLogger) -> RunResult:
         with desk.scope:
-            async with open_ports(cfg, backend=backend, workloads=workloads, waits=waits, resume=resume) as ports:
+            async with open_ports(
+                cfg, backend=backend, workloads=workloads, waits=waits, resume=resume, plan=plan
+            ) as ports:
                 ctx = make_context(cfg, ports, waits, log=log, observer=observer, failures=failures)
                 ctx.resume = resume
                 desk.attend(ctx)

@@ -12,6 +12,8 @@ import msgspec
 from conductor.algorithms.table import ALGORITHMS
 from conductor.bounds import evaluation_nests, find_capacity_problems, grading_nests, nested
 from conductor.config import EvaluationConfig, RunConfig, algorithm_of, default_ledger
+from conductor.core.planning.request import request_of
+from conductor.core.planning.wishes import FIELDS, OWN_SECTION
 from conductor.core.staleness import SAMPLERS
 from conductor.decoding import decode, decode_fields
 from conductor.jobfile import holds_run
@@ -56,6 +58,7 @@ def find_problems_between(
             problems += rule(**{name: fields[name] for name in needed})
     problems += _resumable(fields) if resume else _used(fields)
     site = _site(fields, resume=resume)
+    handed_over = given
     given = {*given, *_brought(fields, site)}
     for name in SECTIONS:
         if name in fields and name not in given:
@@ -68,6 +71,7 @@ def find_problems_between(
     if "engine" not in given:
         problems += find_capacity_problems(fields, site.job_dir)
     problems += _evaluation_sections(fields.get("evaluation"), site, given)
+    problems += _fleet(fields, site, handed_over)
     if "trackers" not in given:
         for number, section in enumerate(fields.get("trackers", ())):
             problems += _adapter_problems(f"trackers[{number}]", "tracker", section, site)
@@ -311,6 +315,19 @@ def _evaluation_sections(evaluation: EvaluationConfig | None, site: Site, given:
         yield from _section("evaluation.prompts", evaluation.prompts, site, room="prompts")
     if "evaluation.reward" not in given and evaluation.reward is not None:
         yield from _adapter_problems("evaluation.reward", "reward", evaluation.reward, site)
+
+
+def _fleet(fields: Mapping[str, Any], site: Site, given: Collection[str]) -> Iterable[Problem]:
+    """Find what is wrong with the roles, whatever there is to place them on."""
+    if not fields.keys() >= set(FIELDS):
+        return
+    request = request_of(fields, given)
+    yield from request.problems
+    for wish in request.wishes:
+        if wish.section == OWN_SECTION:
+            place = f"fleet.roles.{wish.name}"
+            for problem in _adapter_problems(place, OWN_SECTION, wish.adapter, site):
+                yield msgspec.structs.replace(problem, field=problem.field.replace(f"{OWN_SECTION}.", f"{place}.", 1))
 
 
 def _lacking(adapter: Adapter, room: str) -> list[str]:

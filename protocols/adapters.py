@@ -48,6 +48,7 @@ ROOMS = {
     "train": "backends.trainers",
     "ledger": "backends.ledgers",
     "tracker": "backends.trackers",
+    "role": "backends.roles",
 }
 """Section of the job -> package in which its adapters lie."""
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import anyio
 import msgspec
+import structlog
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
@@ -19,6 +20,8 @@ from protocols.errors import InvariantError, PortFailed, WorkerLost
 from protocols.inference import InferenceControllerPort
 from protocols.messages import WorkerId
 from protocols.wire import over_codec
+
+log = structlog.get_logger()
 
 
 class InprocLauncher:
@@ -47,6 +50,8 @@ class InprocLauncher:
             spec = msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=WorkloadSpec)
         if spec.worker_id in self._workers:
             raise InvariantError(f"worker {spec.worker_id} was launched before and not killed")
+        if spec.environment:  # a process has one, and others read it as well
+            log.warning("worker.environment_ignored", worker_id=spec.worker_id, names=sorted(spec.environment))
         host = Host(site=spec.site, payloads=self._payloads, inference=self._inference)
         worker = Worker(spec.worker_id, opened(spec, host), self._wrapping(PORTS[spec.section]))
         self._workers[spec.worker_id] = worker

@@ -5,17 +5,21 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from conductor.cli.asking import show_status, show_why, stop, write_checkpoint
 from conductor.cli.inspecting import inspect_run
+from conductor.cli.planning import plan_job
 from conductor.cli.running import run_job
 from conductor.cli.summary import summary
-from conductor.config import RunConfig
+from conductor.fleet.planned import read_plan
 from conductor.loading import load_config, read_job
 from protocols.errors import ConductorError, ConfigError
+from protocols.fleet import Plan
+
+T = TypeVar("T")
 
 _JOB = click.argument("job", type=click.Path())
 _SET = click.option(
@@ -28,6 +32,13 @@ _SET = click.option(
 
 _RUN_DIR = click.argument("run_dir", metavar="RUN_DIR", type=click.Path())
 _QUIET = click.option("--quiet", is_flag=True, help="Show neither progress nor log, only the result.")
+_PLAN = click.option(
+    "--plan",
+    "plan_file",
+    metavar="FILE",
+    type=click.Path(),
+    help="Launch the workers where a plan puts them that conductor plan wrote. It may have been edited.",
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="End standard output with one JSON object.")
 
 
@@ -46,23 +57,27 @@ def main() -> None:
 @_SET
 @click.option("--run-dir", metavar="FOLDER", help="Where to write. A new folder in runs/ unless given.")
 @click.option("--resume", is_flag=True, help="Go on with the run that --run-dir holds; begin it if there is none.")
+@_PLAN
 @_QUIET
 @_JSON
-def run(job: str, overrides: tuple[str, ...], run_dir: str | None, *, resume: bool, quiet: bool, as_json: bool) -> None:
+def run(job: str, overrides: tuple[str, ...], run_dir: str | None, plan_file: str | None, **how: bool) -> None:
     """Run the JOB that a TOML or YAML file describes."""
     with _interruptible():
+        resume = how.pop("resume")
         cfg = _loaded(partial(load_config, job, overrides=overrides, run_dir=run_dir, resume=resume))
-        sys.exit(run_job(cfg, quiet=quiet, as_json=as_json, resume=resume))
+        sys.exit(run_job(cfg, **how, resume=resume, plan=_plan_in(plan_file)))
 
 
 @main.command()
 @_RUN_DIR
+@_PLAN
 @_QUIET
 @_JSON
-def resume(run_dir: str, *, quiet: bool, as_json: bool) -> None:
+def resume(run_dir: str, plan_file: str | None, *, quiet: bool, as_json: bool) -> None:
     """Go on with the run that RUN_DIR holds, from its last complete checkpoint."""
     with _interruptible():
-        sys.exit(run_job(_loaded(partial(read_job, run_dir)), quiet=quiet, as_json=as_json, resume=True))
+        cfg = _loaded(partial(read_job, run_dir))
+        sys.exit(run_job(cfg, quiet=quiet, as_json=as_json, resume=True, plan=_plan_in(plan_file)))
 
 
 @main.command()
@@ -114,6 +129,20 @@ def validate(job: str, overrides: tuple[str, ...]) -> None:
     """List everything that is wrong with a JOB, without starting anything."""
     cfg = _loaded(partial(load_config, job, overrides=overrides), to_stderr=False)
     click.echo(f"ok\n{summary(cfg)}")
+
+
+@main.command()
+@_JOB
+@_SET
+@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the plan there, for run --plan.")
+@_JSON
+def plan(job: str, overrides: tuple[str, ...], output: str | None, *, as_json: bool) -> None:
+    """Say where every worker of a JOB would run, and with what, without starting any.
+
+    Exit code 2: there is no such place; every problem of the job and of its place is listed.
+    """
+    with _interruptible():
+        _exit(lambda: plan_job(job, overrides, output=output, as_json=as_json))
 
 
 @main.command()
@@ -182,7 +211,11 @@ def _interruptible() -> Generator[None]:
         sys.exit(128 + signal.SIGINT)
 
 
-def _loaded(load: Callable[[], RunConfig], *, to_stderr: bool = True) -> RunConfig:
+def _plan_in(path: str | None) -> Plan | None:
+    return None if path is None else _loaded(partial(read_plan, path))
+
+
+def _loaded(load: Callable[[], T], *, to_stderr: bool = True) -> T:
     try:
         return load()
     except ConfigError as exc:

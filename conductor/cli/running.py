@@ -19,18 +19,21 @@ from conductor.jobfile import holds_run
 from conductor.observe.progress import open_progress, show_result
 from conductor.result import RunResult
 from protocols.errors import ConductorError, Stopped
+from protocols.fleet import Plan
 
 _OURS = 4
 """Exit code of the errors that say a rule of the project itself was broken."""
 
 
-def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False) -> int:
+def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False, plan: Plan | None = None) -> int:
     """Run a job and show it to people; returns the exit code."""
     structlog.configure(
         logger_factory=structlog.PrintLoggerFactory(sys.stderr)
     )  # what adapters say; stdout is for results
     with open_progress(cfg.steps, sys.stderr if as_json else sys.stdout, quiet=quiet) as observer:
-        run = partial(Conductor.run, cfg, observer=observer, to_stderr=not quiet, resume=resume, control=True)
+        run = partial(
+            Conductor.run, cfg, observer=observer, to_stderr=not quiet, resume=resume, control=True, plan=plan
+        )
         ending: Ending[RunResult] = anyio.run(under_signals, run, _say)
     if ending.value is not None:
         _show(ending.value, quiet=quiet, as_json=as_json)

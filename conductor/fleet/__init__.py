@@ -1,1 +1,1 @@
-"""Worker groups: the processes of a role, started as a whole or not at all."""
+"""Worker groups: the workers of a plan, started as a whole or not at all."""

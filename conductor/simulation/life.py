@@ -8,7 +8,7 @@ import anyio
 import msgspec
 
 from conductor.conductor import Conductor
-from conductor.config import RunConfig
+from conductor.config import FleetConfig, RunConfig
 from conductor.ports import Workloads
 from conductor.result import Accounts, RunResult
 from conductor.validation import site_of
@@ -87,7 +87,7 @@ class _Watcher:
 def in_simulation(cfg: RunConfig, options: dict[str, Any]) -> RunConfig:
     """Return a job as it is simulated.
 
-    Its workloads are scripted, so a completion is as long as the world says; nothing is written or evaluated.
+    Its workloads are scripted, so a completion is as long as the world says; nothing is placed, written or evaluated.
 
     Args:
         cfg: The job.
@@ -103,6 +103,7 @@ def in_simulation(cfg: RunConfig, options: dict[str, Any]) -> RunConfig:
         run_dir=None,
         ledger=None,
         trackers=(),
+        fleet=FleetConfig(),
         lag_interval_s=0.0,
         freeze_gc=False,
     )

@@ -7,13 +7,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conductor.config import CheckpointConfig, Deadlines, EvaluationConfig, FilterConfig, RunConfig
+from conductor.config import (
+    CheckpointConfig,
+    CollocateConfig,
+    Deadlines,
+    EvaluationConfig,
+    FilterConfig,
+    FleetConfig,
+    RoleConfig,
+    RunConfig,
+)
 from protocols.adapters import ROOMS, known_kinds, resolve
+from protocols.fleet import Restarts
 from protocols.inference import Sampling
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "job.md").read_text()
-SECTIONS = {"sampling", "filter", "checkpoint", "evaluation", "deadlines"} | {
+SECTIONS = {"sampling", "filter", "checkpoint", "evaluation", "deadlines", "fleet"} | {
     "model",
     "prompts",
     "reward",
@@ -25,7 +35,21 @@ SECTIONS = {"sampling", "filter", "checkpoint", "evaluation", "deadlines"} | {
 }
 
 
-@pytest.mark.parametrize("config", [RunConfig, Sampling, FilterConfig, CheckpointConfig, EvaluationConfig, Deadlines])
+MESSAGES = (
+    RunConfig,
+    Sampling,
+    FilterConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    Deadlines,
+    FleetConfig,
+    RoleConfig,
+    CollocateConfig,
+    Restarts,
+)
+
+
+@pytest.mark.parametrize("config", MESSAGES)
 def test_every_field_of_the_job_is_explained(config: type) -> None:
     """A field that stands nowhere is found by nobody."""
     for field in msgspec.structs.fields(config):

@@ -1,0 +1,128 @@
+"""Teams onto nodes: the large ones first, each bundle on the first node that its strategy likes and that has room."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from conductor.core.planning.request import Request
+from conductor.core.planning.rooms import Room, Seat, for_workers
+from conductor.core.planning.wishes import Team, Wish
+from protocols.backend import Inventory, Resources
+from protocols.errors import Problem
+
+
+def on_hardware(request: Request, inventory: Inventory) -> Request:
+    """Return what a job wants of this fleet: where it has no accelerators, none; everything computes on the CPU."""
+    if any(node.total.accelerators for node in inventory.nodes):
+        return request
+    teams = (replace(team, wishes=tuple(map(_on_cpu, team.wishes)), share="node") for team in request.teams)
+    return replace(request, wishes=tuple(map(_on_cpu, request.wishes)), teams=tuple(teams))
+
+
+def _on_cpu(wish: Wish) -> Wish:
+    resources = Resources(cpus=wish.resources.cpus, memory_gib=wish.resources.memory_gib)
+    return replace(wish, resources=resources, devices=None, shares_devices=False)
+
+
+def find_impossible(wish: Wish, inventory: Inventory) -> Iterator[Problem]:
+    """Find what a role could not have if it had the fleet to itself."""
+    at = f"fleet.roles.{wish.name}"
+    rooms = [for_workers(node, inventory) for node in inventory.nodes]
+    most = max(room.accelerators for room in rooms)
+    for instance, devices in enumerate(wish.devices or ()):
+        if beyond := [device for device in devices if device >= most]:
+            why = f"there is no device {beyond[0]}: the largest node has {most}, from 0 to {most - 1}"
+            field = f"{at}.devices[{instance}]"
+            yield Problem(field=field, value=str(list(devices)), why=why, mend="name one that is there")
+    for field, what, asked, sizes in (
+        ("accelerators", "accelerators", wish.resources.accelerators, [room.accelerators for room in rooms]),
+        ("cpus", "CPUs", wish.resources.cpus, [room.cpus for room in rooms]),
+        ("memory_gib", "GiB of memory", wish.resources.memory_gib, [room.memory_gib for room in rooms]),
+    ):
+        total = asked * wish.instances
+        shared = field == "accelerators" and wish.shares_devices
+        if asked > max(sizes):
+            why = f"{what} for workers on the largest node: {max(sizes):g}"
+        elif total > sum(sizes) and not shared:
+            why = f"{what} for {wish.instances} instances of {asked:g}: {total:g}, of {sum(sizes):g} for workers"
+        else:
+            continue
+        yield Problem(field=f"{at}.{field}", value=f"{asked:g}", why=why, mend="ask for less, or for fewer instances")
+
+
+def place(teams: Sequence[Team], inventory: Inventory) -> tuple[list[Seat], list[Problem]]:
+    """Find a place for every team; one that has none is a problem, and takes nothing from the others."""
+    rooms = [Room(node, for_workers(node, inventory)) for node in inventory.nodes]
+    seats: list[Seat] = []
+    problems: list[Problem] = []
+    for team in sorted(teams, key=_difficulty):
+        placed = _place(team, rooms)
+        if isinstance(placed, Problem):
+            problems.append(placed)
+        else:
+            seats += placed
+    return seats, problems
+
+
+def _difficulty(team: Team) -> tuple[bool, float, float, float]:
+    """Order teams: those that leave least choice come first."""
+    need = team.need()
+    named = any(wish.devices is not None for wish in team.wishes)
+    return (not named, -need.accelerators, -need.cpus, -need.memory_gib)
+
+
+def _place(team: Team, rooms: Sequence[Room]) -> list[Seat] | Problem:
+    """Place all bundles of a team, ``per_node`` at a time where the job says so, or none."""
+    together = team.per_node or 1
+    placed: list[tuple[Room, list[Seat]]] = []
+    domains: Counter[str] = Counter()
+    for first in range(0, team.bundles, together):
+        found = _place_unit(team, range(first, first + together), _by_strategy(team, rooms, domains))
+        if isinstance(found, str):
+            for room, seats in placed:
+                room.give_back(team, seats)
+            why = f"{len(placed)} of {team.bundles} find a place: {found}"
+            return Problem(field=_place_of(team), value=None, why=why, mend="ask for less, or for fewer instances")
+        placed += found
+        domains[domain_of(found[0][0])] += together
+    return [seat for _, seats in placed for seat in seats]
+
+
+def _by_strategy(team: Team, rooms: Sequence[Room], domains: Counter[str]) -> Sequence[Room]:
+    """Return the nodes on which a team's next bundle may lie, the best one first."""
+    if team.per_node:
+        rooms = [room for room in rooms if not room.bundles[team.name]]
+    if team.strategy == "spread":
+        return sorted(rooms, key=lambda room: (domains[domain_of(room)], room.bundles[team.name]))
+    return rooms
+
+
+def domain_of(room: Room) -> str:
+    """Return what fails as one with a node."""
+    return room.node.domain or room.node.name
+
+
+def _place_unit(team: Team, bundles: range, rooms: Sequence[Room]) -> list[tuple[Room, list[Seat]]] | str:
+    """Place some bundles on one node, or say why not, of the node that was liked best."""
+    refusals: list[str] = []
+    for room in rooms:
+        placed: list[list[Seat]] = []
+        for bundle in bundles:
+            found = room.take(team, bundle)
+            if isinstance(found, str):
+                refusals.append(found)
+                break
+            placed.append(found)
+        else:
+            return [(room, seats) for seats in placed]
+        for seats in placed:
+            room.give_back(team, seats)
+    if not refusals:
+        return f"no node is left for {len(bundles)} more"
+    others = f", and {len(refusals) - 1} other nodes have no room either" if len(refusals) > 1 else ""
+    return f"{refusals[0]}{others}"
+
+
+def _place_of(team: Team) -> str:
+    names = [wish.name for wish in team.wishes]
+    return f"fleet.roles.{names[0]}" if len(names) == 1 else f"fleet.collocate ({', '.join(names)})"

@@ -1,0 +1,250 @@
+"""An edited plan is checked as strictly as the planner is: what may be moved may be moved, all else is named."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.config import CollocateConfig, RoleConfig, RunConfig
+from conductor.core.planning.plan import plan
+from conductor.core.planning.verify import verify
+from protocols.backend import Inventory
+from protocols.fleet import Plan
+from protocols.sections import Section
+from tests.unit.planning.fleets import fleet_of, job, node
+
+NODES = fleet_of(node("a", cpus=8, accelerators=4), node("b", cpus=8, accelerators=4))
+JOB = job(
+    4,
+    (CollocateConfig(roles=("episode", "reward")),),
+    rollout=RoleConfig(accelerators=1, cpus=1, placement="spread"),
+    policy=RoleConfig(accelerators=1),
+    judge=RoleConfig(command=("true",), memory_gib=40),
+)
+Edit = Callable[[dict[str, Any]], object]
+
+
+def made(wanted: RunConfig = JOB, inventory: Inventory = NODES) -> Plan:
+    found = plan(wanted, inventory)
+    assert isinstance(found, Plan), found
+    return found
+
+
+def edited(edit: Edit, base: Plan | None = None) -> Plan:
+    """Return the plan as somebody edits its file."""
+    values = msgspec.json.decode(msgspec.json.encode(base or made()))
+    edit(values)
+    return msgspec.convert(values, Plan)
+
+
+def worker(values: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(vertex for vertex in values["vertices"] if vertex["name"] == name)
+
+
+def put(name: str, **fields: Any) -> Edit:
+    return lambda values: worker(values, name).update(fields)
+
+
+def rank(name: str, **ranks: int) -> Edit:
+    return lambda values: worker(values, name)["ranks"].update(ranks)
+
+
+def bundle(name: str, **fields: Any) -> Edit:
+    return lambda values: next(one for one in values["bundles"] if one["name"] == name).update(fields)
+
+
+def without(name: str) -> Edit:
+    def remove(values: dict[str, Any]) -> None:
+        values["vertices"] = [vertex for vertex in values["vertices"] if vertex["name"] != name]
+        for number, vertex in enumerate(sorted(values["vertices"], key=lambda one: one["ranks"]["world"])):
+            vertex["ranks"]["world"] = number
+
+    return remove
+
+
+EDITS: dict[str, tuple[Edit, str, str]] = {
+    "a node that is not there": (put("judge/0", node="c"), "judge/0.node", "no such node"),
+    "a device out of range (W20)": (put("policy/0", devices=[4]), "policy/0.devices", "a has no device 4"),
+    "too few devices": (put("rollout/3", devices=[], device="cpu"), "rollout/3.devices", "rollout has 1 accelerators"),
+    "a device shared without saying so": (put("rollout/2", devices=[0]), "rollout/2.devices", "rollout/0 has device 0"),
+    "a device that is called otherwise": (put("policy/0", device="rocm"), "policy/0.device", "on a it is 'cuda'"),
+    "a failure domain that is none": (put("judge/0", domain="rack"), "judge/0.domain", "on a it is 'a'"),
+    "the controller's CPU": (put("reward/0", cpus=[0, 1]), "reward/0.cpus", "CPU 0 is the controller's"),
+    "a CPU outside the mask": (put("reward/0", cpus=[7, 8]), "reward/0.cpus", "CPU 8 is none that may be used"),
+    "no CPU": (put("reward/0", cpus=[]), "reward/0.cpus", "it needs 1"),
+    "the CPU of another": (put("rollout/2", cpus=[1]), "rollout/2.cpus", "CPU 1 is rollout/0's"),
+    "no CPU for the controller": (lambda v: v.update(controller_cpus=[]), "controller_cpus", "needs a CPU"),
+    "a CPU for the controller that is none": (
+        lambda v: v.update(controller_cpus=[9]),
+        "controller_cpus",
+        "CPU 9 is none that may be used",
+    ),
+    "another node of the controller": (lambda v: v.update(controller_node="b"), "controller_node", "runs on 'a'"),
+    "another adapter": (put("reward/0", adapter={"kind": "x"}), "reward/0.adapter", "the job says otherwise"),
+    "another environment": (put("reward/0", environment={"A": "1"}), "reward/0.environment", "the job says otherwise"),
+    "another section": (put("reward/0", section="engine"), "reward/0.section", "the job says otherwise"),
+    "another bundle": (put("reward/0", bundle="x"), "reward/0.bundle", "the job places it in episode/0"),
+    "a bundle of other workers": (bundle("policy/0", members=["x"]), "bundles.policy/0.members", "its workers make it"),
+    "a bundle of other resources": (
+        bundle("policy/0", resources={"accelerators": 0}),
+        "bundles.policy/0.resources",
+        "its workers make it",
+    ),
+    "a bundle on another node": (bundle("policy/0", node="b"), "bundles.policy/0.node", "its workers make it a"),
+    "a bundle that is gone": (lambda v: v["bundles"].pop(), "bundles.episode/0", "does not have it once"),
+    "other calls": (lambda v: v["edges"].pop(), "edges", "others call one another"),
+    "another role": (lambda v: v["roles"][0].update(instances=2), "roles.judge", "the job describes it otherwise"),
+    "a role that is gone": (lambda v: v["roles"].pop(), "roles", "the job has others"),
+    "a gap in the ranks (W16)": (rank("rollout/3", world=9), "ranks.world", "is nobody's"),
+    "a rank at odds with the world rank": (rank("rollout/2", role=3), "rollout/2.ranks.role", "it is 1"),
+    "another node rank": (rank("rollout/3", node=0), "rollout/3.ranks.node", "it is 1"),
+    "another local rank": (rank("rollout/3", local=0), "rollout/3.ranks.local", "it is 1"),
+    "a worker that is missing: a rank nobody runs with (W20)": (
+        without("rollout/3"),
+        "rollout/3",
+        "nobody runs with its rank",
+    ),
+}
+
+
+def test_what_the_planner_makes_passes() -> None:
+    assert verify(made(), JOB, NODES) == ()
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_that_cannot_be_is_named(name: str) -> None:
+    edit, field, why = EDITS[name]
+    found = verify(edited(edit), JOB, NODES)
+    assert {problem.field for problem in found} == {field}
+    assert why in found[0].why
+    assert all(problem.mend for problem in found)
+
+
+_APART = (
+    "a device that is called otherwise",
+    "a failure domain that is none",
+    "the CPU of another",
+    "no CPU for the controller",
+    "another adapter",
+    "another bundle",
+    "a bundle of other resources",
+    "other calls",
+    "another role",
+    "another node rank",
+    "a rank at odds with the world rank",
+)
+
+
+@given(st.sets(st.sampled_from(_APART), min_size=1))
+def test_all_edits_that_cannot_be_are_listed_at_once(names: set[str]) -> None:
+    """Five planted mistakes are five problems."""
+
+    def edit(values: dict[str, Any]) -> None:
+        for name in names:
+            EDITS[name][0](values)
+
+    found = [problem.field for problem in verify(edited(edit), JOB, NODES)]
+    assert sorted(found) == sorted(EDITS[name][1] for name in names)
+
+
+def test_a_worker_that_the_job_has_not_is_named_and_so_is_one_that_is_there_twice() -> None:
+    def edit(values: dict[str, Any]) -> None:
+        extra = {**worker(values, "rollout/3"), "name": "../rollout"}
+        again = worker(values, "judge/0")
+        for number, vertex in enumerate((extra, again)):
+            ranks = {**vertex["ranks"], "world": len(values["vertices"]) + number}
+            values["vertices"] = [*values["vertices"], {**vertex, "ranks": ranks}]
+
+    fields = {problem.field: problem.why for problem in verify(edited(edit), JOB, NODES)}
+    assert fields["../rollout"] == "the job has no such worker"
+    assert fields["judge/0"] == "the plan has 2 workers of this name"
+
+
+def test_workers_may_be_moved_to_other_cpus_devices_and_ranks() -> None:
+    """The point of editing: a rank moved and a CPU set changed are launched as they stand."""
+
+    def edit(values: dict[str, Any]) -> None:
+        worker(values, "rollout/0")["devices"] = [1]
+        worker(values, "rollout/2")["devices"] = [0]
+        worker(values, "rollout/0")["cpus"] = [5]
+        for kind in ("world", "role", "local"):
+            one, other = worker(values, "rollout/0")["ranks"], worker(values, "rollout/2")["ranks"]
+            one[kind], other[kind] = other[kind], one[kind]
+
+    assert verify(edited(edit), JOB, NODES) == ()
+
+
+def test_ranks_that_go_against_the_devices_are_refused() -> None:
+    """W16: ranks go by node, then by device, for all who read them."""
+
+    def edit(values: dict[str, Any]) -> None:
+        worker(values, "rollout/0")["devices"] = [1]
+        worker(values, "rollout/2")["devices"] = [0]
+
+    (problem,) = verify(edited(edit), JOB, NODES)
+    assert problem.field == "rollout/2.ranks.world"
+    assert "rollout/0 comes before it" in problem.why
+
+
+def test_a_node_that_is_too_full_is_named() -> None:
+    """W13: what the workers of a node ask for is added up again."""
+    wanted = job(1, judge=RoleConfig(command=("true",), instances=2, memory_gib=40, cpus=4))
+
+    def edit(values: dict[str, Any]) -> None:
+        worker(values, "judge/1").update(node="a", domain="a")
+        for one in values["bundles"]:
+            one["node"] = "a"
+
+    found = verify(edited(edit, made(wanted)), wanted, NODES)
+    asked = {problem.why for problem in found if problem.field == "nodes.a"}
+    assert asked == {
+        "its workers ask for 80 GiB of memory, and it has 64 for them",
+        "its workers ask for 8 CPUs, and it has 7 for them",
+    }
+
+
+def test_a_bundle_that_is_torn_apart_is_named() -> None:
+    def edit(values: dict[str, Any]) -> None:
+        worker(values, "reward/0").update(node="b", domain="b")
+
+    found = {problem.field: problem.why for problem in verify(edited(edit), JOB, NODES)}
+    assert "they are to lie together" in found["reward/0.node"]
+
+
+def test_devices_of_a_bundle_that_shares_them_stay_shared() -> None:
+    group = CollocateConfig(roles=("policy", "rollout"), share="device")
+    wanted = job(2, (group,), policy=RoleConfig(accelerators=2), rollout=RoleConfig(accelerators=1))
+    assert verify(made(wanted), wanted, NODES) == ()
+    found = verify(edited(put("rollout/1", devices=[3]), made(wanted)), wanted, NODES)
+    assert any("they are to share devices" in problem.why for problem in found)
+    both = verify(edited(put("rollout/1", devices=[0]), made(wanted)), wanted, NODES)
+    assert [problem.field for problem in both] == ["rollout/1.devices"], "two engines on one are not what it says"
+
+
+def test_so_many_on_each_node_holds_in_an_edited_plan() -> None:
+    wanted = job(4, rollout=RoleConfig(per_node=2))
+
+    def edit(values: dict[str, Any]) -> None:
+        worker(values, "rollout/3").update(node="a", domain="a")
+        bundle("rollout/3", node="a")(values)
+
+    found = {problem.field: problem.why for problem in verify(edited(edit, made(wanted)), wanted, NODES)}
+    assert found["nodes.a"].startswith("3 of rollout are on it")
+
+
+def test_a_plan_of_another_job_is_refused() -> None:
+    """A stale plan file beside a job that has changed."""
+    other = msgspec.structs.replace(JOB, reward=Section(kind="function", options={"function": "new.py:reward"}))
+    assert [problem.field for problem in verify(made(), other, NODES)] == ["reward/0.adapter"]
+    fields = {problem.field for problem in verify(made(), msgspec.structs.replace(JOB, engines=5), NODES)}
+    assert {"rollout/4", "roles.rollout"} <= fields
+
+
+def test_a_job_that_is_wrong_itself_is_told_first() -> None:
+    wrong = msgspec.structs.replace(JOB, fleet=msgspec.structs.replace(JOB.fleet, roles={"x": RoleConfig()}))
+    assert [problem.field for problem in verify(made(), wrong, NODES)] == ["fleet.roles.x", "fleet.collocate[0].roles"][
+        :1
+    ]

@@ -1,0 +1,277 @@
+"""Every mistake in a job's fleet is named, alone and among others."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.config import CollocateConfig, FleetConfig, RoleConfig
+from conductor.core.planning.plan import plan
+from conductor.validation import find_problems
+from protocols.backend import Inventory
+from protocols.errors import Problem
+from protocols.fleet import Plan
+from tests.unit.planning.fleets import fleet_of, job, node
+
+GPUS = fleet_of(node("a", cpus=16, accelerators=4), node("b", cpus=16, accelerators=4))
+
+Mistake = tuple[str, RoleConfig, str, str]
+"""The role, what is written of it, the field that is named, and a part of the reason."""
+
+MISTAKES: dict[str, Mistake] = {
+    "unknown role": ("rollot", RoleConfig(), "fleet.roles.rollot", "no such role"),
+    "unsafe name": ("../x", RoleConfig(command=("true",)), "fleet.roles.../x", "names of workers and of their files"),
+    "the controller's name": (
+        "controller",
+        RoleConfig(command=("true",)),
+        "fleet.roles.controller",
+        "the controller's",
+    ),
+    "capacity times instances (W13)": (
+        "reward",
+        RoleConfig(instances=64, accelerators=1),
+        "fleet.roles.reward.accelerators",
+        "64 instances of 1: 64, of 8",
+    ),
+    "larger than any node": (
+        "policy",
+        RoleConfig(accelerators=8),
+        "fleet.roles.policy.accelerators",
+        "largest node: 4",
+    ),
+    "memory": ("policy", RoleConfig(memory_gib=65), "fleet.roles.policy.memory_gib", "largest node: 64"),
+    "the controller's CPU": ("policy", RoleConfig(cpus=17), "fleet.roles.policy.cpus", "largest node: 16"),
+    "a device out of range (W20)": (
+        "policy",
+        RoleConfig(accelerators=1, devices=((4,),)),
+        "fleet.roles.policy.devices[0]",
+        "no device 4: the largest node has 4, from 0 to 3",
+    ),
+    "a device shared without saying so": (
+        "reward",
+        RoleConfig(instances=2, per_node=2, accelerators=1, devices=((1,), (1,))),
+        "fleet.roles.reward",
+        "reward/1 and reward/0 share device 1 of a without saying so",
+    ),
+    "a rank that no instance runs on (W20)": (
+        "reward",
+        RoleConfig(instances=2, accelerators=1, devices=((0,), (1,), (2,))),
+        "fleet.roles.reward.devices",
+        "no instance runs on the last",
+    ),
+    "an instance without a device": (
+        "reward",
+        RoleConfig(instances=2, accelerators=1, devices=((0,),)),
+        "fleet.roles.reward.devices",
+        "reward/1 has none",
+    ),
+    "the same device twice in one instance": (
+        "policy",
+        RoleConfig(accelerators=2, devices=((1, 1),)),
+        "fleet.roles.policy.devices[0]",
+        "an instance has 2 accelerators",
+    ),
+    "sharing of nothing": (
+        "policy",
+        RoleConfig(share_devices=True),
+        "fleet.roles.policy.share_devices",
+        "nothing says",
+    ),
+    "instances per node": (
+        "reward",
+        RoleConfig(instances=3, per_node=2),
+        "fleet.roles.reward.per_node",
+        "3 instances cannot be divided by it",
+    ),
+    "more nodes than there are": (
+        "reward",
+        RoleConfig(instances=3, per_node=1),
+        "fleet.roles.reward",
+        "2 of 3 find a place: no node is left",
+    ),
+    "an instance that is none": (
+        "reward",
+        RoleConfig(instance_environment={"1": {"A": "x"}}),
+        "fleet.roles.reward.instance_environment.1",
+        "no such instance",
+    ),
+    "a variable that is none": (
+        "reward",
+        RoleConfig(environment={"A=B": "x"}),
+        "fleet.roles.reward.environment.A=B",
+        "no process takes such a variable",
+    ),
+    "rollouts counted twice": ("rollout", RoleConfig(instances=2), "fleet.roles.rollout.instances", "'engines' says"),
+    "two policies": ("policy", RoleConfig(instances=2), "fleet.roles.policy.instances", "one worker"),
+    "a section that is missing": (
+        "evaluation",
+        RoleConfig(),
+        "fleet.roles.evaluation",
+        "[evaluation.reward] is missing",
+    ),
+    "what a known role runs": ("reward", RoleConfig(kind="m:x"), "fleet.roles.reward", "[reward] says what it runs"),
+    "two answers to what it runs": ("judge", RoleConfig(kind="m:x", command=("a",)), "fleet.roles.judge", "twice"),
+    "options of nothing": ("judge", RoleConfig(options={"a": 1}), "fleet.roles.judge", "names none"),
+}
+
+
+def problems_of(found: Plan | tuple[Problem, ...]) -> tuple[Problem, ...]:
+    assert isinstance(found, tuple), "it has a plan"
+    return found
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named(name: str) -> None:
+    role, config, field, why = MISTAKES[name]
+    (problem,) = problems_of(plan(job(**{role: config}), GPUS))
+    assert problem.field == field
+    assert why in problem.why
+    assert problem.mend
+
+
+@pytest.mark.parametrize("role", ["rollout", "reward", "policy"])
+def test_without_the_mistake_there_is_a_plan(role: str) -> None:
+    assert isinstance(plan(job(**{role: RoleConfig(accelerators=1, cpus=1)}), GPUS), Plan)
+
+
+@given(st.data())
+def test_all_mistakes_are_listed_at_once(data: st.DataObject) -> None:
+    """I05, W20: who mends one problem and meets the next gives up. One mistake a role, so that none hides another."""
+    by_role: dict[str, list[str]] = {}
+    for name, (role, *_) in MISTAKES.items():
+        by_role.setdefault(role, []).append(name)
+    roles = data.draw(st.sets(st.sampled_from(sorted(by_role)), min_size=1))
+    planted = [MISTAKES[data.draw(st.sampled_from(by_role[role]))] for role in sorted(roles)]
+    found = problems_of(plan(job(**{role: config for role, config, *_ in planted}), GPUS))
+    assert sorted(problem.field for problem in found) == sorted(field for _, _, field, _ in planted)
+
+
+def test_five_planted_mistakes_are_five_problems() -> None:
+    planted = ("unknown role", "capacity times instances (W13)", "larger than any node", "rollouts counted twice")
+    roles = {MISTAKES[name][0]: MISTAKES[name][1] for name in planted}
+    wrong = job(collocate=(CollocateConfig(roles=("episode", "nobody")),), **roles)
+    found = problems_of(plan(wrong, GPUS))
+    assert len(found) == 5
+    assert {problem.field for problem in found} == {
+        *(MISTAKES[name][2] for name in planted),
+        "fleet.collocate[0].roles",
+    }
+
+
+@pytest.mark.parametrize(
+    ("group", "roles", "why"),
+    [
+        ({"roles": ("policy", "critic")}, {}, "no such role"),
+        ({"roles": ("policy", "policy")}, {}, "named twice"),
+        ({"roles": ("rollout", "reward")}, {"reward": RoleConfig(instances=3)}, "rollout has 4"),
+        ({"roles": ("rollout", "reward")}, {"reward": RoleConfig(placement="spread")}, "different values of placement"),
+        (
+            {"roles": ("rollout", "reward")},
+            {"reward": RoleConfig(instances=2, per_node=2), "rollout": RoleConfig(per_node=2)},
+            "different values of per_node",
+        ),
+        ({"roles": ("rollout", "reward")}, {"rollout": RoleConfig(per_node=1)}, None),
+        (
+            {"roles": ("rollout", "reward"), "share": "device"},
+            {"rollout": RoleConfig(accelerators=1)},
+            "reward asks for no",
+        ),
+        (
+            {"roles": ("rollout", "policy"), "share": "device"},
+            {
+                "policy": RoleConfig(accelerators=1, devices=((0,),)),
+                "rollout": RoleConfig(accelerators=1),
+            },
+            "so does 'devices'",
+        ),
+        ({"roles": ("policy", "rollout")}, {"rollout": RoleConfig(accelerators=2)}, "policy/0 asks for 8 accelerators"),
+    ],
+)
+def test_a_conflict_of_collocated_roles_is_named(
+    group: dict[str, Any], roles: dict[str, RoleConfig], why: str | None
+) -> None:
+    found = plan(job(4, (CollocateConfig(**group),), **roles), GPUS)
+    if why is None:
+        why = "no whole number of bundles"
+    (problem,) = problems_of(found)
+    assert problem.field.startswith("fleet.collocate")
+    assert why in problem.why
+
+
+def test_a_role_lies_together_with_others_once() -> None:
+    groups = (CollocateConfig(roles=("policy", "reward")), CollocateConfig(roles=("reward", "episode")))
+    (problem,) = problems_of(plan(job(1, groups), GPUS))
+    assert problem.field == "fleet.collocate[1].roles"
+    assert problem.value == "'reward'"
+
+
+def test_a_fleet_that_does_not_fit_together_says_what_is_left() -> None:
+    """I20, W04: each alone would fit."""
+    found = problems_of(plan(job(6, policy=RoleConfig(accelerators=4), rollout=RoleConfig(accelerators=1)), GPUS))
+    (problem,) = found
+    assert problem.field == "fleet.roles.rollout"
+    assert "4 of 6 find a place: rollout/4 asks for 1 accelerators, of which a has 0 left" in problem.why
+
+
+def test_what_is_wrong_without_knowing_the_nodes_is_found_by_validate() -> None:
+    """A job is checked long before there are nodes."""
+    wrong = job(rollot=RoleConfig(), reward=RoleConfig(instances=3, per_node=2))
+    given = {"prompts", "reward", "episode", "engine", "train", "model", "ledger"}
+    fields = [problem.field for problem in find_problems(wrong, given=given - {"reward"})]
+    assert [field for field in fields if field.startswith("fleet")] == [
+        "fleet.roles.rollot",
+        "fleet.roles.reward.per_node",
+    ]
+
+
+def test_a_role_of_ones_own_is_checked_like_any_adapter() -> None:
+    own = job(judge=RoleConfig(kind="no.such:Thing"), sandbox=RoleConfig(command=("no-such-program-here",)))
+    fields = {problem.field: problem for problem in find_problems(own)}
+    assert "cannot be imported" in fields["fleet.roles.judge.kind"].why
+    assert "no such program" in fields["fleet.roles.sandbox.command"].why
+
+
+@pytest.mark.parametrize("nodes", [(), (node("a"), node("a"))])
+def test_nodes_that_no_plan_can_name_are_refused(nodes: tuple[Any, ...]) -> None:
+    (problem,) = problems_of(plan(job(), Inventory(nodes=nodes)))
+    assert problem.field == "backend"
+
+
+def test_a_fleet_without_accelerators_ignores_the_map_of_devices() -> None:
+    """The same job runs on a laptop: the device type is detected, and on a CPU there is nothing to map."""
+    mapped = job(4, rollout=RoleConfig(accelerators=1, devices=((0,), (0,), (1,), (9,)), share_devices=True))
+    found = plan(mapped, fleet_of(node("laptop", cpus=2)))
+    assert isinstance(found, Plan)
+    assert {vertex.device for vertex in found.vertices} == {"cpu"}
+    assert not any(vertex.devices for vertex in found.vertices)
+    assert all(bundle.resources.accelerators == 0 for bundle in found.bundles)
+
+
+def test_devices_may_be_shared_when_the_job_says_so() -> None:
+    shared = RoleConfig(accelerators=1, devices=((0,), (0,), (1,), (1,)), share_devices=True)
+    found = plan(job(4, rollout=shared), fleet_of(node("a", accelerators=2)))
+    assert isinstance(found, Plan)
+    assert [vertex.devices for vertex in found.workers("rollout")] == [(0,), (0,), (1,), (1,)]
+    assert sum(bundle.resources.accelerators for bundle in found.bundles) == 2, "each is reserved once"
+
+
+def test_the_environment_is_layered_job_role_instance() -> None:
+    layered = job(
+        2, rollout=RoleConfig(environment={"B": "role", "C": "role"}, instance_environment={"1": {"C": "instance"}})
+    )
+    fleet = FleetConfig(environment={"A": "job", "B": "job", "C": "job"}, roles=layered.fleet.roles)
+    found = plan(msgspec.structs.replace(layered, fleet=fleet), GPUS)
+    assert isinstance(found, Plan)
+    first, second = found.workers("rollout")
+    assert first.environment == {"A": "job", "B": "role", "C": "role"}
+    assert second.environment == {"A": "job", "B": "role", "C": "instance"}
+    assert found.workers("policy")[0].environment == {"A": "job", "B": "job", "C": "job"}
+
+
+def test_workloads_that_are_handed_over_are_not_placed() -> None:
+    found = plan(job(), GPUS, given={"train", "engine"})
+    assert isinstance(found, Plan)
+    assert {vertex.role for vertex in found.vertices} == {"episode", "reward"}
+    assert {edge.callee for edge in found.edges} == {"episode", "reward"}
