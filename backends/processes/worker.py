@@ -110,7 +110,7 @@ class _Worker:
 
     async def _host(self, order: LaunchOrder, channel: Channel) -> None:
         inference = of_controller(channel, "inference", InferenceControllerPort) if order.inference else None
-        payloads = SharedPayloads(Path(order.payloads), order.payload_bytes)
+        payloads = SharedPayloads(Path(order.payloads), order.reserve_bytes)
         host = Host(site=order.spec.site, payloads=payloads, inference=inference)
         try:
             if order.spec.cpus:  # before anything that computes is imported, and counts them
