@@ -34,7 +34,6 @@ def main() -> None:
     """Live as long as the parent wants."""
     channel, parent = (int(argument) for argument in sys.argv[1:])
     _die_with(parent)
-    os.set_inheritable(channel, False)  # what the workload starts must not keep the channel open
     anyio.run(_serve, channel)
 
 
