@@ -122,7 +122,7 @@ class TorchTrainer:
         except BaseException:
             if self._ranks.world > 1:
                 with bounded_shield(LONGEST_PASS_S):
-                    await self._compute.run(self._ranks.leave)
+                    await self._compute.run(self._ranks.leave)  # noqa: ASYNC102 - the shield has a deadline
             raise
 
     def _join(self, request: JoinRequest) -> None:
