@@ -21,6 +21,7 @@ from backends.trainers.torch import Config
 from backends.trainers.torch.compute import Compute
 from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.models import Models
+from backends.trainers.torch.ranks import Ranks
 from backends.trainers.torch.trainer import TorchTrainer
 from protocols.adapters import Host
 from protocols.errors import PortFailed, UserError
@@ -43,7 +44,9 @@ class Bench:
         self.on_pass: Callable[[], Any] = lambda: None
         self.passes = 0
         self.learner = Learner(Models(load_module(site())), CONFIG, site=site(), interrupt=self._interrupt)
-        self.trainer = TorchTrainer(self.learner, load_tokenizer(site()), self.compute, self.payloads)
+        self.trainer = TorchTrainer(
+            self.learner, load_tokenizer(site()), ranks=Ranks(0.0), compute=self.compute, payloads=self.payloads
+        )
 
     @property
     def values(self) -> torch.Tensor:
