@@ -20,7 +20,18 @@ from conductor.config import CheckpointConfig, FilterConfig, RunConfig
 from protocols.adapters import Host
 from protocols.errors import Problem
 from protocols.inference import Sampling
-from protocols.ledger import Admitted, Committed, LedgerEvent, LedgerPort, Record, Restored, Resumed, Stepped
+from protocols.ledger import (
+    Admitted,
+    CheckpointBegun,
+    Checkpointed,
+    Committed,
+    LedgerEvent,
+    LedgerPort,
+    Record,
+    Restored,
+    Resumed,
+    Stepped,
+)
 from protocols.messages import Message
 from protocols.sections import Section, Site
 
@@ -116,6 +127,7 @@ class _MortalLedger:
         self._folder = folder
         self._seen = 0
         self._committed = 0
+        self._writing = False
 
     async def append(self, events: tuple[LedgerEvent, ...]) -> None:
         """Write the events; see ``LedgerPort``."""
@@ -138,6 +150,10 @@ class _MortalLedger:
                 self._committed = event.version
             elif isinstance(event, Stepped):
                 self._committed = event.record.step
+            elif isinstance(event, CheckpointBegun):
+                self._writing = True
+            if isinstance(event, Checkpointed | Resumed):
+                self._writing = False
         return events
 
     async def lost(self) -> int:
@@ -172,7 +188,7 @@ class _MortalLedger:
             _add(self._folder / COMMITS, [event.version, list(event.leases)])
         elif isinstance(event, Resumed):
             _add(self._folder / COMMITS, [event.version, None])
-            _add(self._folder / RESUMES, [self._committed, event.version])
+            _add(self._folder / RESUMES, [self._committed, event.version, self._writing])
         elif isinstance(event, Restored):
             _add(self._folder / RESTORED, event.lease_id)
 

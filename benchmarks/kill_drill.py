@@ -13,7 +13,8 @@ The last line is one JSON object; the exit code is 1 unless all of it is as it m
 - ``twice``: groups that two steps which count were trained on;
 - ``order_equal``: each step was trained on the same prompts in the same order;
 - ``weights_equal``: model and optimizer are equal bit for bit, and the metrics of each step as well;
-- ``reexecuted_max``: steps that one kill made the run take again; more than ``checkpoint.every`` is a failure.
+- ``reexecuted_max``: steps that one kill made the run take again. More than ``checkpoint.every`` is a failure; where a
+  checkpoint was being written, while steps went on, more than twice that.
 
 A life is forked from this process, which has the libraries loaded: it starts in milliseconds.
 """
@@ -83,14 +84,13 @@ class Verdict:
     order_equal: bool = True
     weights_equal: bool = True
     reexecuted_max: int = 0
+    too_many: int = 0
     restored: int = 0
     places: Counter[str] = field(default_factory=Counter)
 
     def right(self) -> bool:
         """Return whether all is as it must be."""
-        return (
-            not (self.lost or self.twice) and self.order_equal and self.weights_equal and self.reexecuted_max <= EVERY
-        )
+        return not (self.lost or self.twice or self.too_many) and self.order_equal and self.weights_equal
 
 
 def deaths(rng: random.Random, life_s: float) -> Iterator[tuple[str, Death, float | None]]:
@@ -150,8 +150,9 @@ def ended(run_dir: Path, verdict: Verdict) -> Ended:
     trained = Counter(position for step in order for position in step)
     verdict.twice += sum(times - 1 for times in trained.values())
     if (run_dir / RESUMES).exists():
-        for committed, version in _lines(run_dir / RESUMES):
+        for committed, version, writing in _lines(run_dir / RESUMES):
             verdict.reexecuted_max = max(verdict.reexecuted_max, committed - version)
+            verdict.too_many += committed - version > (2 * EVERY if writing else EVERY)
     if (run_dir / RESTORED).exists():
         verdict.restored += len(_lines(run_dir / RESTORED))
     folder = run_dir / "checkpoints" / f"step-{STEPS}"

@@ -35,6 +35,7 @@ _FIELDS: Mapping[type, Mapping[str, str]] = {
         "stage_weights": "publish",
         "outcome": "abort",
         "discard": "abort",
+        "snapshot": "checkpoint",
         "save": "checkpoint",
         "load": "checkpoint",
     },

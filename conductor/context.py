@@ -53,6 +53,7 @@ class RunContext:
         closed: The version whose step is closed and recorded.
         saved: The version of the last checkpoint; None: there is none.
         checkpoint: Its folder.
+        saving: The version whose checkpoint is being written; None: none is.
         evaluation_prompts: What every evaluation is about.
         evaluation: The one that goes on; None: none does.
         evaluated: The last version evaluated, or begun to be; None: none was.
@@ -61,7 +62,8 @@ class RunContext:
         checkpoint_wanted: Whether somebody asked for one after the current step.
         steps: The last steps of the run, those before a resume included.
         seconds_before: How long earlier lives of the run trained; ``began``: since when this one does.
-        publish_s, checkpoint_s: Seconds that the last publish took, and the last checkpoint.
+        publish_s: Seconds that the last publish took.
+        checkpoint_s: Seconds that training stood still for the last checkpoint.
         idle: Whether the trainer waits for a batch.
         ending: Groups that are cut short while they are generated, and what becomes of each.
         readmitted: Leases that admit sends out again, in order.
@@ -92,6 +94,7 @@ class RunContext:
     closed: WeightVersion = INITIAL
     saved: WeightVersion | None = None
     checkpoint: str | None = None
+    saving: WeightVersion | None = None
     checkpoint_wanted: bool = False
     evaluation_prompts: tuple[Prompt, ...] = ()
     evaluation: Evaluation | None = None

@@ -154,6 +154,12 @@ class Evaluated(Message, frozen=True, kw_only=True, tag="evaluated"):
     record: StepRecord
 
 
+class CheckpointBegun(Message, frozen=True, kw_only=True, tag="checkpoint_begun"):
+    """A checkpoint of ``version``, the last closed step, is about to be written; steps go on meanwhile."""
+
+    version: WeightVersion
+
+
 class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
     """The checkpoint of ``version`` is complete; ``kept`` are all that there are, itself among them."""
 
@@ -212,12 +218,14 @@ class Cut(Message, frozen=True, kw_only=True):
     """What a checkpoint of ``version`` goes back to.
 
     Attributes:
+        begun: Whether it is being written.
         complete: Whether there is one.
         admitted, settled: How many leases were when the step of that version was closed.
         tally: What the run had come to.
     """
 
     version: WeightVersion
+    begun: bool = False
     complete: bool
     admitted: int
     settled: int
@@ -268,6 +276,7 @@ LedgerEvent = (
     | EpochClosed
     | Stepped
     | Evaluated
+    | CheckpointBegun
     | Checkpointed
     | Resumed
     | Compacted

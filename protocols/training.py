@@ -114,7 +114,7 @@ class CheckpointRequest(Message, frozen=True, kw_only=True):
 
 
 class TrainerPort(Protocol):
-    """Parameters and optimizer. One call at a time, but ``outcome`` at any time."""
+    """Parameters and optimizer. One call at a time, but ``outcome`` at any time, and ``save`` as it says."""
 
     async def accumulate(self, batch: BatchLease) -> AccumulateReport:
         """Check the batch, fetch its payloads, add its gradients. Parameters stay as they are.
@@ -159,8 +159,19 @@ class TrainerPort(Protocol):
         """Put the current weights into the payload store. Idempotent for one owner and version."""
         ...
 
+    async def snapshot(self) -> WeightVersion:
+        """Copy what the next ``save`` is to write, so that steps may go on meanwhile; returns its version.
+
+        It takes the place of one that was not written.
+        """
+        ...
+
     async def save(self, request: CheckpointRequest) -> WeightVersion:
-        """Write everything that ``load`` needs; returns the version written. Not atomic: the caller renames."""
+        """Write everything that ``load`` needs; returns the version written. Not atomic: the caller renames.
+
+        Of the snapshot, where one was taken: other calls may then come meanwhile, but neither ``snapshot`` nor
+        ``load``, and on return it is gone. Else of what there is now.
+        """
         ...
 
     async def load(self, request: CheckpointRequest) -> WeightVersion:

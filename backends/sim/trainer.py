@@ -1,7 +1,7 @@
 """A trainer without parameters that keeps every rule of one."""
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class ScriptedTrainer:
         step_s: Seconds of a whole step, or of the step of a batch; ``math.inf`` hangs. Gradients take all of it,
             ``apply`` ``apply_s``.
         apply_s: Seconds of ``apply``.
+        save_s: Seconds of ``save``.
         registration: Whose parameters it holds.
 
     Attributes:
@@ -54,16 +55,20 @@ class ScriptedTrainer:
         *,
         step_s: float | Callable[[BatchLease], float] = 1.0,
         apply_s: float = 0.0,
+        save_s: float = 0.0,
         registration: RegistrationKey = REGISTRATION,
     ) -> None:
         self._payloads = payloads
         self._step_s = step_s
         self._apply_s = apply_s
+        self._save_s = save_s
         self._registration = registration
         self._window: BatchLease | None = None
         self._complete = False
         self._last: StepReport | None = None
         self._calling: str | None = None
+        self._snapshot: _Saved | None = None
+        self._saving = False
         self.version = WeightVersion(0)
         self.steps: list[BatchLease] = []
         self.discarded = 0
@@ -128,12 +133,27 @@ class ScriptedTrainer:
                 await self._payloads.put(ref, {"version": float(self.version)})
             return WeightsManifest(version=self.version, payload=ref, tensors=1, size_bytes=8)
 
-    async def save(self, request: CheckpointRequest) -> WeightVersion:
-        """Write the version and the last report."""
-        with self._alone("save"):
+    async def snapshot(self) -> WeightVersion:
+        """Copy the version and the last report."""
+        with self._alone("snapshot"):
             await checkpoint()
-            _write(request.path, _Saved(version=self.version, last=self._last))
+            if self._saving:
+                raise InvariantError("snapshot was called during save")
+            self._snapshot = _Saved(version=self.version, last=self._last)
             return self.version
+
+    async def save(self, request: CheckpointRequest) -> WeightVersion:
+        """Write the version and the last report: the copy of them, where there is one."""
+        with self._alone("save") if self._snapshot is None else nullcontext():
+            self._saving = True
+            try:
+                await spend(self._save_s)
+                saved = self._snapshot or _Saved(version=self.version, last=self._last)
+                _write(request.path, saved)
+                self._snapshot = None
+                return saved.version
+            finally:
+                self._saving = False
 
     async def load(self, request: CheckpointRequest) -> WeightVersion:
         """Continue from a saved version; an open window is gone."""

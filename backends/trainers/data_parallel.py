@@ -51,6 +51,7 @@ class DataParallel:
         self._generation = 0
         self._together = False
         self._new: set[WorkerId] = set()
+        self._writer: RankPort | None = None
 
     async def accumulate(self, batch: BatchLease) -> AccumulateReport:
         """Add the gradients of all shares; every rank then holds the sum."""
@@ -97,9 +98,15 @@ class DataParallel:
         """Stage those of rank 0."""
         return await (await self._first()).stage_weights(request)
 
+    async def snapshot(self) -> WeightVersion:
+        """Copy what rank 0 has, which is what every rank has."""
+        self._writer = await self._first()
+        return await self._writer.snapshot()
+
     async def save(self, request: CheckpointRequest) -> WeightVersion:
-        """Save what rank 0 has, which is what every rank has."""
-        return await (await self._first()).save(request)
+        """Save the snapshot where rank 0 took it, whatever the ranks do meanwhile; else what rank 0 has now."""
+        writer, self._writer = self._writer, None
+        return await (writer or await self._first()).save(request)
 
     async def load(self, request: CheckpointRequest) -> WeightVersion:
         """Load on every rank."""

@@ -89,10 +89,11 @@ class Desk:
             self._waiting -= 1
 
     async def _saved(self, ctx: RunContext) -> Reply:
-        before, ctx.checkpoint_wanted = ctx.saved, True
+        wanted = ctx.trained
+        ctx.checkpoint_wanted = ctx.saving != wanted
         try:
             with deadline("the next checkpoint", ctx.cfg.deadlines.stall_s):
-                while ctx.saved == before:
+                while ctx.saved is None or ctx.saved < wanted:
                     await ctx.changed.wait()
         except DeadlineExceeded as exc:
             return Reply(error=str(exc))

@@ -18,12 +18,14 @@ class Cut:
     Attributes:
         admitted, settled: How many leases were, when the step of its version was closed.
         tally: What the run had come to.
-        complete: Whether there is a checkpoint; of the steps without one only the last may still get it.
+        begun: Whether a checkpoint is being written.
+        complete: Whether there is one; of the steps without, only that which is being written and the last may get it.
     """
 
     admitted: int
     settled: int
     tally: Tally
+    begun: bool = False
     complete: bool = False
 
 
@@ -55,19 +57,30 @@ class Settlements:
         """Remember what a checkpoint of a closed step would go back to, in the place of the step before it."""
         if not self.cuts:
             return
-        self.cuts = {known: cut for known, cut in self.cuts.items() if cut.complete}
+        self.cuts = {known: cut for known, cut in self.cuts.items() if cut.begun or cut.complete}
         self.cuts[version] = Cut(admitted=admitted, settled=self.settled, tally=tally.copy())
 
-    def complete(self, version: WeightVersion, kept: Collection[WeightVersion]) -> None:
-        """Forget the checkpoints that are not kept, and what only they could reopen.
+    def write(self, version: WeightVersion) -> None:
+        """Keep what a checkpoint goes back to that is being written, while steps go on; of another one no more.
 
         Raises:
             InvariantError: ``version`` is not the last step.
         """
         if version not in self.cuts:
+            raise InvariantError(f"a checkpoint of v{version} begins, and the record knows no such step")
+        for known, cut in self.cuts.items():
+            cut.begun = known == version
+
+    def complete(self, version: WeightVersion, kept: Collection[WeightVersion]) -> None:
+        """Forget the checkpoints that are not kept, and what only they could reopen.
+
+        Raises:
+            InvariantError: It is neither of the last step nor was it begun.
+        """
+        if version not in self.cuts:
             raise InvariantError(f"there is a checkpoint of v{version}, and the record knows no such step")
-        self.cuts[version].complete = True
-        self.cuts = {known: cut for known, cut in self.cuts.items() if known in kept or known == version}
+        self.cuts[version].begun, self.cuts[version].complete = False, True
+        self.cuts = {known: cut for known, cut in self.cuts.items() if known in kept or known >= version}
         oldest = next(iter(self.cuts.values())).settled
         while self.settled - len(self.recent) < oldest:
             self.recent.popleft()
@@ -81,7 +94,7 @@ class Settlements:
         if version not in self.cuts:
             raise InvariantError(f"the record knows no checkpoint of v{version}; it knows {sorted(self.cuts)}")
         cut = self.cuts[version]
-        cut.complete = True
+        cut.begun, cut.complete = False, True
         self.cuts = {known: other for known, other in self.cuts.items() if known <= version}
         reopened = [self.recent.pop() for _ in range(self.settled - cut.settled)]
         self.settled = cut.settled
@@ -92,6 +105,7 @@ class Settlements:
         return tuple(
             ledger.Cut(
                 version=version,
+                begun=cut.begun,
                 complete=cut.complete,
                 admitted=cut.admitted,
                 settled=cut.settled,
@@ -106,7 +120,11 @@ class Settlements:
         self.recent = deque(recent)
         self.cuts = {
             cut.version: Cut(
-                admitted=cut.admitted, settled=cut.settled, tally=Tally.of(cut.tally), complete=cut.complete
+                admitted=cut.admitted,
+                settled=cut.settled,
+                tally=Tally.of(cut.tally),
+                begun=cut.begun,
+                complete=cut.complete,
             )
             for cut in cuts
         }

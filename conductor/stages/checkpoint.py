@@ -1,6 +1,6 @@
 """Checkpoint: the trainer's state in a folder. What a resume goes back to is in the record since the step was closed.
 
-Whoever saves has the trainer to itself and no batch is lent; groups are generated and graded meanwhile.
+The trainer copies its state while nobody else uses it; steps go on while the copy is written, one at a time.
 """
 
 from collections.abc import Callable
@@ -8,25 +8,39 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 
 from conductor import checkpoints
 from conductor.context import RunContext
 from conductor.disk import on_disk
 from protocols.aio import bounded_shield
 from protocols.errors import DeadlineExceeded, InvariantError, PortFailed
-from protocols.ledger import Checkpointed
+from protocols.ledger import CheckpointBegun, Checkpointed
 from protocols.messages import WeightVersion
 from protocols.training import CheckpointRequest
 
 T = TypeVar("T")
 
 
-async def save_if_due(ctx: RunContext) -> None:
-    """Write a checkpoint if the job wants one after this step, or somebody does."""
+async def save_if_due(ctx: RunContext, writing: TaskGroup) -> None:
+    """Begin a checkpoint if the job wants one after this step, or somebody does; a task of ``writing`` ends it.
+
+    One that is still being written is waited for. The caller has the trainer to itself.
+    """
     every = ctx.cfg.checkpoint.every
-    if ctx.checkpoint_wanted or (every and (ctx.trained - ctx.first_version) % every == 0):
-        ctx.checkpoint_wanted = False
-        await save_checkpoint(ctx)
+    due = every and (ctx.trained - ctx.first_version) % every == 0
+    if not (due or ctx.checkpoint_wanted) or ctx.cfg.run_dir is None:
+        return
+    began = anyio.current_time()
+    while ctx.saving is not None:
+        await ctx.changed.wait()
+    ctx.checkpoint_wanted = False
+    if (copied := await ctx.ports.trainer.snapshot()) != ctx.trained:
+        raise InvariantError(f"the trainer copied v{copied} where v{ctx.trained} is trained")
+    await ctx.record(CheckpointBegun(version=ctx.trained))
+    ctx.saving = ctx.trained
+    ctx.start(writing, f"checkpoint v{ctx.saving}", _write, ctx, ctx.cfg.run_dir, ctx.saving)
+    ctx.checkpoint_s = anyio.current_time() - began
 
 
 async def save_checkpoint(ctx: RunContext) -> None:
@@ -38,18 +52,25 @@ async def save_checkpoint(ctx: RunContext) -> None:
         DeadlineExceeded: It took longer than that.
         PortFailed: The disk refuses.
     """
-    if ctx.cfg.run_dir is None or ctx.saved == ctx.trained:
-        return
+    if ctx.cfg.run_dir is not None and ctx.saved != ctx.trained:
+        ctx.saving = ctx.trained
+        await _write(ctx, ctx.cfg.run_dir, ctx.saving)
+
+
+async def _write(ctx: RunContext, run_dir: str, version: WeightVersion) -> None:
     seconds = ctx.cfg.deadlines.checkpoint
-    with bounded_shield(seconds) as scope:
-        await _save(ctx, checkpoints.folder_of(ctx.cfg.run_dir))
+    try:
+        with bounded_shield(seconds) as scope:
+            await _save(ctx, checkpoints.folder_of(run_dir), version)
+    finally:
+        ctx.saving = None
+        ctx.changed.ring()
     if scope.cancelled_caught:
-        raise DeadlineExceeded(what=f"the checkpoint of v{ctx.trained}", deadline_s=seconds)
+        raise DeadlineExceeded(what=f"the checkpoint of v{version}", deadline_s=seconds)
 
 
-async def _save(ctx: RunContext, folder: Path) -> None:
+async def _save(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
     began = anyio.current_time()
-    version = ctx.trained
     admitted = ctx.table.settlements.cuts[version].admitted
     aside = await _on_disk(ctx, lambda: checkpoints.aside(folder, version))
     written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
@@ -58,8 +79,7 @@ async def _save(ctx: RunContext, folder: Path) -> None:
     path = await _on_disk(ctx, lambda: checkpoints.seal(aside, run_id=ctx.run_id, version=version, admitted=admitted))
     ctx.saved, ctx.checkpoint = version, str(path)
     await _keep(ctx, folder, version)
-    ctx.checkpoint_s = anyio.current_time() - began
-    ctx.log.info("checkpoint.saved", step=version, path=str(path), seconds=ctx.checkpoint_s)
+    ctx.log.info("checkpoint.saved", step=version, path=str(path), seconds=anyio.current_time() - began)
 
 
 async def _keep(ctx: RunContext, folder: Path, version: WeightVersion) -> None:

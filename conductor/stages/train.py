@@ -36,35 +36,36 @@ async def run(
     batches: MemoryObjectReceiveStream[DispatchId],
     staged: MemoryObjectSendStream[WeightVersion],
 ) -> None:
-    """Train on every batch that comes."""
-    began = anyio.current_time()
-    _wait_for_batch(ctx)
-    async for dispatch_id in batches:
-        waited = anyio.current_time()
-        leases = ctx.table.dispatch(dispatch_id)
-        batch = batch_lease(ctx, dispatch_id, leases)
-        try:
-            report = await _step(ctx, batch)
-        except PayloadLost as exc:
-            await _give_back(ctx, batch, leases, exc)
-            _wait_for_batch(ctx)
-            continue
-        trained = anyio.current_time()
-        if await _settle(ctx, batch, leases, report):
-            await stage_weights(ctx)
-            with suppress(anyio.WouldBlock):  # one that waits there already means: whatever is newest
-                staged.send_nowait(ctx.trained)
-            now = anyio.current_time()
-            times = {
-                "time/step_s": now - began,
-                "time/wait_s": waited - began - ctx.checkpoint_s,
-                "time/train_s": trained - waited,
-            }
-            began = now
-            await _close_step(ctx, batch, leases, report, times)
-            await sweep(ctx)
-            await save_if_due(ctx)
+    """Train on every batch that comes; a checkpoint that was begun is finished before the stage is."""
+    async with anyio.create_task_group() as writing:
+        began = anyio.current_time()
         _wait_for_batch(ctx)
+        async for dispatch_id in batches:
+            waited = anyio.current_time()
+            leases = ctx.table.dispatch(dispatch_id)
+            batch = batch_lease(ctx, dispatch_id, leases)
+            try:
+                report = await _step(ctx, batch)
+            except PayloadLost as exc:
+                await _give_back(ctx, batch, leases, exc)
+                _wait_for_batch(ctx)
+                continue
+            trained = anyio.current_time()
+            if await _settle(ctx, batch, leases, report):
+                await stage_weights(ctx)
+                with suppress(anyio.WouldBlock):  # one that waits there already means: whatever is newest
+                    staged.send_nowait(ctx.trained)
+                now = anyio.current_time()
+                times = {
+                    "time/step_s": now - began,
+                    "time/wait_s": waited - began - ctx.checkpoint_s,
+                    "time/train_s": trained - waited,
+                }
+                began = now
+                await _close_step(ctx, batch, leases, report, times)
+                await sweep(ctx)
+                await save_if_due(ctx, writing)
+            _wait_for_batch(ctx)
 
 
 def _wait_for_batch(ctx: RunContext) -> None:

@@ -173,6 +173,7 @@ class Gradient:
         self._batch: BatchLease | None = None
         self._last: StepReport | None = None
         self._version = WeightVersion(0)
+        self._copy: tuple[WeightVersion, list[float]] | None = None
 
     async def accumulate(self, batch: BatchLease) -> AccumulateReport:
         chances = probabilities(self._logits)
@@ -217,9 +218,16 @@ class Gradient:
         await self._payloads.put(ref, {"logits": list(self._logits)})
         return WeightsManifest(version=self._version, payload=ref, tensors=1, size_bytes=8 * ARMS)
 
-    async def save(self, request: CheckpointRequest) -> WeightVersion:
-        await anyio.Path(request.path, "logits.txt").write_text("\n".join(map(str, self._logits)))
+    async def snapshot(self) -> WeightVersion:
+        await checkpoint()
+        self._copy = (self._version, list(self._logits))
         return self._version
+
+    async def save(self, request: CheckpointRequest) -> WeightVersion:
+        version, logits = self._copy or (self._version, self._logits)
+        await anyio.Path(request.path, "logits.txt").write_text("\n".join(map(str, logits)))
+        self._copy = None
+        return version
 
     async def load(self, request: CheckpointRequest) -> WeightVersion:
         lines = (await anyio.Path(request.path, "logits.txt").read_text()).splitlines()

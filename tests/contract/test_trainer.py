@@ -192,6 +192,7 @@ async def test_every_call_reaches_a_checkpoint(open_trainer: OpenTrainer, tmp_pa
             lambda: trainer.train_step(batch),
             lambda: trainer.outcome(batch.dispatch_id),
             lambda: trainer.stage_weights(StageRequest(owner="w", exclusive=True)),
+            trainer.snapshot,
             lambda: trainer.save(CheckpointRequest(path=str(tmp_path))),
             lambda: trainer.load(CheckpointRequest(path=str(tmp_path))),
         ]
@@ -233,6 +234,37 @@ async def test_load_continues_where_save_stood(open_trainer: OpenTrainer, tmp_pa
         assert await trainer.train_step(batch) == expected
         assert await trainer.load(request) == 1
         assert await trainer.train_step(batch) == expected
+
+
+async def test_a_snapshot_is_saved_as_it_was_while_steps_go_on(open_trainer: OpenTrainer, tmp_path: Path) -> None:
+    """Issue C: training goes on while a checkpoint is written; what is written is the version that was copied."""
+    payloads = ScriptedPayloads()
+    request = CheckpointRequest(path=str(tmp_path))
+    first, second = make_batch(), make_batch(dispatch=1, version=1)
+    async with open_trainer(payloads) as trainer:
+        await trainer.train_step(await first.store(payloads))
+        await trainer.snapshot()
+        assert await trainer.snapshot() == 1
+        await second.store(payloads)
+        async with anyio.create_task_group() as group:
+            group.start_soon(trainer.save, request)
+            expected = await trainer.train_step(second.lease)
+        assert await trainer.load(request) == 1
+        assert await trainer.train_step(second.lease) == expected
+
+
+async def test_without_a_snapshot_what_there_is_is_saved(open_trainer: OpenTrainer, tmp_path: Path) -> None:
+    """A snapshot is saved once: the next save is of its own moment, not of an old one."""
+    payloads = ScriptedPayloads()
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    async with open_trainer(payloads) as trainer:
+        await trainer.snapshot()
+        await trainer.train_step(await make_batch().store(payloads))
+        assert await trainer.save(CheckpointRequest(path=str(old))) == 0
+        assert await trainer.save(CheckpointRequest(path=str(new))) == 1
+        assert await trainer.load(CheckpointRequest(path=str(new))) == 1
 
 
 async def test_a_folder_that_save_did_not_write_is_the_users_error(open_trainer: OpenTrainer, tmp_path: Path) -> None:

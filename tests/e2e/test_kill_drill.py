@@ -21,5 +21,5 @@ def test_a_run_that_is_killed_over_and_over_ends_as_one_that_is_not() -> None:
     *_, runs, last = done.stdout.splitlines()
     assert not runs.endswith("; 0 groups restored")
     found = json.loads(last)
-    assert found.pop("reexecuted_max") <= 2
+    assert found.pop("reexecuted_max") <= 4
     assert found == {"kills": 16, "lost": 0, "twice": 0, "order_equal": True, "weights_equal": True}

@@ -84,6 +84,7 @@ class Lives:
         build: Makes the workloads of one life.
         folder: Where the lives write, one folder after the other.
         evaluated_on: Makes the prompts of an evaluation for one life; None: it has none.
+        step_s: Seconds of a train step; a checkpoint takes half a second.
 
     Attributes:
         events: The record.
@@ -94,6 +95,7 @@ class Lives:
     build: Callable[[], ScriptedWorkloads]
     folder: Path
     evaluated_on: Callable[[], ScriptedPrompts] | None = None
+    step_s: float = 1.0
     events: list[LedgerEvent] = field(default_factory=list)
     trainer: Any = None
     _run_dir: Path | None = None
@@ -120,7 +122,7 @@ class Lives:
         after = self.folder / f"after-{self._count}"
         ledger = MortalLedger(self.events, fatal, lambda: shutil.copytree(run_dir, after))
         scripted = self.build()
-        self.trainer = ChainedTrainer(scripted.payloads)
+        self.trainer = ChainedTrainer(scripted.payloads, step_s=self.step_s)
         scripted = replace(scripted, trainer=self.trainer)
         result: RunResult | None = None
         try:

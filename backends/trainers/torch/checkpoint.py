@@ -1,7 +1,7 @@
 """A learner in a folder: weights as transformers or peft write them, and beside them what training goes on from."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,7 +11,7 @@ from torch import Tensor
 from backends.trainers.torch import randomness
 from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.stepper import Stepper
-from backends.trainers.torch.weight_files import Change, format_of
+from backends.trainers.torch.weight_files import Change, copies, format_of
 from protocols.errors import UserError
 from protocols.messages import WeightVersion
 
@@ -29,27 +29,52 @@ class _Found(NamedTuple):
     moments: dict[Tensor, dict[str, Tensor]]
 
 
-def save(learner: Learner, folder: Path) -> None:
-    """Write weights, optimizer state (``parameter/moment`` each), version and random state into an empty folder."""
-    for stepper, place in _places(learner, folder):
+class _Part(NamedTuple):
+    """What a folder will hold of one stepper: its weights, and its optimizer's state (``parameter/moment`` each)."""
+
+    module: Any
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+
+
+class State(NamedTuple):
+    """All that a folder will hold: what learns, by its role, and the random state of this process."""
+
+    version: WeightVersion
+    parts: dict[str, _Part]
+    random: randomness.RandomState
+
+
+def state_of(learner: Learner) -> State:
+    """Return a learner's state; the tensors are its own, and change with its next step."""
+    parts = {name: _part(stepper) for name, stepper in learner.steppers.items()}
+    return State(learner.version, parts, randomness.capture())
+
+
+def copy_of(learner: Learner) -> State:
+    """Return a learner's state in tensors apart from its own, as many bytes again."""
+    version, parts, random = state_of(learner)
+    apart = {name: _Part(one.module, copies(one.weights), copies(one.moments)) for name, one in parts.items()}
+    return State(version, apart, random)
+
+
+def write(state: State, folder: Path) -> None:
+    """Write a state into an empty folder. Of a copy, the learner may step meanwhile."""
+    for name, part in state.parts.items():
+        place = _place(folder, name)
         place.mkdir(exist_ok=True)
-        format_of(stepper.module).write(stepper.module, place)
-        moments = {
-            f"{name}/{moment}": tensor
-            for name, parameter in _trained(stepper.module).items()
-            for moment, tensor in stepper.optimizer.state.get(parameter, {}).items()
-        }
-        save_file(moments, place / _OPTIMIZER, metadata={"version": str(learner.version)})
-    randomness.write(randomness.capture(), folder / _RANDOM)
+        format_of(part.module).write(part.module, part.weights, place)
+        save_file(part.moments, place / _OPTIMIZER, metadata={"version": str(state.version)})
+    randomness.write(state.random, folder / _RANDOM)
 
 
 def load(learner: Learner, folder: Path) -> None:
-    """Read what ``save`` wrote. The learner and the random state are as they were where that fails.
+    """Read what ``write`` wrote. The learner and the random state are as they were where that fails.
 
     Raises:
         UserError: Files are missing or damaged, or are of another model.
     """
-    places = _places(learner, folder)
+    places = [(stepper, _place(folder, name)) for name, stepper in learner.steppers.items()]
     needed = [place / name for stepper, place in places for name in (*format_of(stepper.module).files, _OPTIMIZER)]
     missing = [str(file.relative_to(folder)) for file in (*needed, folder / _RANDOM) if not file.is_file()]
     if missing:
@@ -68,9 +93,18 @@ def load(learner: Learner, folder: Path) -> None:
     learner.restart(version)
 
 
-def _places(learner: Learner, folder: Path) -> list[tuple[Stepper, Path]]:
-    """Return where all that learns lies: the policy in the folder itself, which is a model's for others."""
-    return [(stepper, folder if name == "policy" else folder / name) for name, stepper in learner.steppers.items()]
+def _place(folder: Path, role: str) -> Path:
+    """Return where what learns lies: the policy in the folder itself, which is a model's for others."""
+    return folder if role == "policy" else folder / role
+
+
+def _part(stepper: Stepper) -> _Part:
+    moments = {
+        f"{name}/{moment}": tensor
+        for name, parameter in _trained(stepper.module).items()
+        for moment, tensor in stepper.optimizer.state.get(parameter, {}).items()
+    }
+    return _Part(stepper.module, format_of(stepper.module).weights(stepper.module), moments)
 
 
 def _trained(module: torch.nn.Module) -> dict[str, Tensor]:

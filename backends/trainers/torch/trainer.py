@@ -53,6 +53,8 @@ class TorchTrainer:
         self._tokenizer = tokenizer
         self._compute = compute
         self._payloads = payloads
+        self._writing = Compute(None)
+        self._snapshot: checkpoint.State | None = None
 
     async def accumulate(self, batch: BatchLease) -> AccumulateReport:
         """Check, fetch, and compute gradients; when it fails or is cancelled, they are discarded already."""
@@ -93,13 +95,31 @@ class TorchTrainer:
         size_bytes = sum(tensor.nbytes for tensor in weights.values())
         return WeightsManifest(version=version, payload=ref, tensors=len(weights), size_bytes=size_bytes)
 
+    async def snapshot(self) -> WeightVersion:
+        """Copy weights and optimizer into the host's memory: a second time what they take."""
+        self._snapshot = await self._compute.run(checkpoint.copy_of, self._learner)
+        return self._snapshot.version
+
     async def save(self, request: CheckpointRequest) -> WeightVersion:
-        """Write a folder that transformers, or peft where there are adapters, loads too, tokenizer included."""
-        return await self._compute.run(self._save, Path(request.path))
+        """Write a folder that transformers, or peft where there are adapters, loads too, tokenizer included.
+
+        A snapshot is written in a thread of its own, beside the one that steps.
+        """
+        folder = Path(request.path)
+        if self._snapshot is None:
+            return await self._compute.run(lambda: self._write(checkpoint.state_of(self._learner), folder))
+        version = await self._writing.run(self._write, self._snapshot, folder)
+        self._snapshot = None
+        return version
 
     async def load(self, request: CheckpointRequest) -> WeightVersion:
         """Read such a folder, global random state included; learning rate and the like stay as configured."""
         return await self._compute.run(self._load, Path(request.path))
+
+    async def close(self) -> None:
+        """Wait until no thread works any more, whoever has stopped waiting for it, and end them."""
+        await self._writing.close()
+        await self._compute.close()
 
     async def standing(self) -> Standing:
         """Wait for what is under way, then answer."""
@@ -148,10 +168,10 @@ class TorchTrainer:
             weights = {name: tensor.clone() for name, tensor in weights.items()}
         return self._learner.version, weights
 
-    def _save(self, folder: Path) -> WeightVersion:
-        checkpoint.save(self._learner, folder)
+    def _write(self, state: checkpoint.State, folder: Path) -> WeightVersion:
+        checkpoint.write(state, folder)
         self._tokenizer.save(folder)
-        return self._learner.version
+        return state.version
 
     def _load(self, folder: Path) -> WeightVersion:
         checkpoint.load(self._learner, folder)
@@ -163,7 +183,7 @@ _: type[RankPort] = TorchTrainer
 
 @asynccontextmanager
 async def open_trainer(cfg: Config, host: Host) -> AsyncGenerator[TorchTrainer]:
-    """Load and warm up in a thread; on exit wait until the thread rests."""
+    """Load and warm up in a thread; on exit wait until the threads rest."""
     compute, ranks = Compute(cfg.threads), Ranks(cfg.rank_timeout_s)
 
     def build() -> tuple[Learner, Tokenizer]:
@@ -173,6 +193,11 @@ async def open_trainer(cfg: Config, host: Host) -> AsyncGenerator[TorchTrainer]:
 
     try:
         learner, tokenizer = await compute.run(build)
-        yield TorchTrainer(learner, tokenizer, ranks=ranks, compute=compute, payloads=host.payloads)
-    finally:
+    except BaseException:
         await compute.close()  # noqa: ASYNC102 - shielded there, with a deadline
+        raise
+    trainer = TorchTrainer(learner, tokenizer, ranks=ranks, compute=compute, payloads=host.payloads)
+    try:
+        yield trainer
+    finally:
+        await trainer.close()  # noqa: ASYNC102 - shielded there, with a deadline

@@ -29,28 +29,46 @@ class Format(NamedTuple):
 
     Attributes:
         files: What a folder must hold.
-        write: Write a module's weights into an empty folder.
+        weights: Return a module's weights as they are written, by name; the tensors are its own.
+        write: Write such weights, or copies of them, into an empty folder. Of the module it reads no tensor.
         read: Return what to change in a module so that it is the folder's. Raises ``UserError`` where the folder is
             of another module, and whatever safetensors and disks raise.
     """
 
     files: tuple[str, ...]
-    write: Callable[[Any, Path], None]
+    weights: Callable[[Any], dict[str, Tensor]]
+    write: Callable[[Any, Mapping[str, Tensor], Path], None]
     read: Callable[[Any, Path], list[Change]]
 
 
 def format_of(module: Any) -> Format:
     """Return peft's format for a model with adapters, transformers' for any other of its models, else a plain file."""
     if has_adapters(module):
-        return Format((_ADAPTER_DESCRIPTION, _ADAPTERS), _write_adapters, _read_adapters)
+        return Format((_ADAPTER_DESCRIPTION, _ADAPTERS), adapter_tensors, _write_adapters, _read_adapters)
     if isinstance(module, PreTrainedModel):
-        return Format(("config.json", _MODEL), _write_model, _read_model)
-    return Format((_MODEL,), _write_plain, _read_plain)
+        return Format(("config.json", _MODEL), _state, _write_model, _read_model)
+    return Format((_MODEL,), named_weights, _write_plain, _read_plain)
 
 
-def _write_model(module: Any, folder: Path) -> None:
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies in the host's memory; names of one tensor, as tied weights have, stay names of one."""
+    made: dict[tuple[Any, ...], Tensor] = {}
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if place not in made:
+            made[place] = tensor.detach().to("cpu", copy=True)
+        found[name] = made[place]
+    return found
+
+
+def _state(module: Any) -> dict[str, Tensor]:
+    return module.state_dict()
+
+
+def _write_model(module: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
     logging.disable_progress_bar()
-    module.save_pretrained(folder, max_shard_size=_ONE_FILE)
+    module.save_pretrained(folder, state_dict=dict(weights), max_shard_size=_ONE_FILE)
 
 
 def _read_model(module: Any, folder: Path) -> list[Change]:
@@ -71,9 +89,9 @@ def _read_model(module: Any, folder: Path) -> list[Change]:
     return _pair(named_weights(module), named_weights(loaded), folder)
 
 
-def _write_adapters(module: Any, folder: Path) -> None:
+def _write_adapters(module: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
     adapter_description(module).save_pretrained(str(folder))
-    _write(adapter_tensors(module), folder / _ADAPTERS)
+    _write(weights, folder / _ADAPTERS)
 
 
 def _read_adapters(module: Any, folder: Path) -> list[Change]:
@@ -84,8 +102,8 @@ def _read_adapters(module: Any, folder: Path) -> list[Change]:
     return _pair(adapter_tensors(module), load_file(folder / _ADAPTERS), folder)
 
 
-def _write_plain(module: Any, folder: Path) -> None:
-    _write(named_weights(module), folder / _MODEL)
+def _write_plain(_module: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
+    _write(weights, folder / _MODEL)
 
 
 def _read_plain(module: Any, folder: Path) -> list[Change]:

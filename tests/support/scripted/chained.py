@@ -26,6 +26,7 @@ class ChainedTrainer(ScriptedTrainer):
         super().__init__(payloads, step_s=step_s)
         self._store = payloads
         self._gradient = ""
+        self._copy: str | None = None
         self.weights = "initial"
 
     async def train_step(self, batch: BatchLease) -> StepReport:
@@ -43,10 +44,17 @@ class ChainedTrainer(ScriptedTrainer):
         self.weights = self._gradient
         return report
 
+    async def snapshot(self) -> WeightVersion:
+        """Copy the digest as well."""
+        version = await super().snapshot()
+        self._copy = self.weights
+        return version
+
     async def save(self, request: CheckpointRequest) -> WeightVersion:
         """Write the digest as well, which takes half a second."""
+        weights, self._copy = self._copy or self.weights, None
         await anyio.sleep(0.5)
-        (Path(request.path) / "weights").write_text(self.weights)
+        (Path(request.path) / "weights").write_text(weights)
         return await super().save(request)
 
     async def load(self, request: CheckpointRequest) -> WeightVersion:

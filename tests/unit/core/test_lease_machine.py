@@ -16,6 +16,7 @@ from protocols.ledger import (
     AbortConfirmed,
     Aborting,
     Admitted,
+    CheckpointBegun,
     Checkpointed,
     Claimed,
     Committed,
@@ -61,6 +62,7 @@ class Leases(RuleBasedStateMachine):
         self.begun: set[int] = {0}
         self.finished: dict[LeaseId, tuple[int, int]] = {}  # attempt, its newest weights: graded and not given up
         self.kept: list[int] = [0]
+        self.saving: int | None = None  # the version whose checkpoint is being written
 
     def write(self, event: LedgerEvent) -> None:
         self.table.apply(event)
@@ -207,14 +209,24 @@ class Leases(RuleBasedStateMachine):
     def close_step(self) -> None:
         record = StepRecord(step=self.version, metrics={})
         self.write(Stepped(record=record, seconds=1.0))
-        self.begun = {begun for begun in self.begun if begun in self.kept} | {self.version}
+        self.begun = {begun for begun in self.begun if begun in {*self.kept, self.saving}} | {self.version}
 
-    @rule(keep=st.integers(1, 2))
+    @rule()
     @precondition(lambda self: self.version in self.begun)
-    def complete_checkpoint(self, keep: int) -> None:
-        self.kept = [*(kept for kept in self.kept if kept != self.version), self.version][-keep:]
-        self.write(Checkpointed(version=WeightVersion(self.version), kept=tuple(map(WeightVersion, self.kept))))
-        self.begun = set(self.kept)
+    def begin_checkpoint(self) -> None:
+        """Steps go on while it is written."""
+        self.write(CheckpointBegun(version=WeightVersion(self.version)))
+        self.saving = self.version
+
+    @rule(keep=st.integers(1, 2), last=st.booleans())
+    def complete_checkpoint(self, keep: int, last: bool) -> None:
+        """Of the version that is being written, or at the end of a run of the last one."""
+        version = self.version if last else self.saving
+        if version in self.begun:
+            self.kept = sorted({*self.kept, version})[-keep:]
+            self.write(Checkpointed(version=WeightVersion(version), kept=tuple(map(WeightVersion, self.kept))))
+            self.begun = {begun for begun in self.begun if begun in self.kept or begun >= version}
+            self.saving = None if self.saving == version else self.saving
 
     @rule(number=PICK)
     def kill_and_resume(self, number: int) -> None:
@@ -223,6 +235,7 @@ class Leases(RuleBasedStateMachine):
         self.version = begun[number % len(begun)]
         self.write(Resumed(version=WeightVersion(self.version)))
         self.begun = {other for other in self.begun if other <= self.version}
+        self.saving = self.saving if self.saving in self.begun - {self.version} else None
         self.kept = sorted({*(kept for kept in self.kept if kept <= self.version), self.version})
         self.trained = [step for step in self.trained if step[0] <= self.version]
 

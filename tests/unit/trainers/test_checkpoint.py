@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -60,6 +61,19 @@ def _step(learner: Learner) -> None:
     learner.train_step(batch.lease, batch.payloads)
 
 
+def _save(learner: Learner, folder: Path) -> None:
+    checkpoint.write(checkpoint.state_of(learner), folder)
+
+
+def _content(file: Path) -> Any:
+    """Return the bytes of a file; of one with many words in its head, whose order there is random, what they say."""
+    if file.name != "random.safetensors":
+        return file.read_bytes()
+    with safe_open(file, framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name).tolist() for name in opened.keys()}  # noqa: SIM118 - no mapping
+        return opened.metadata(), tensors
+
+
 def _equal(one: Any, other: Any) -> bool:
     return all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
 
@@ -72,7 +86,7 @@ def test_three_steps_and_three_more_after_loading_are_six(model: Section, tmp_pa
         _step(whole)
     for _ in range(3):
         _step(first)
-    checkpoint.save(first, tmp_path)
+    _save(first, tmp_path)
     checkpoint.load(second, tmp_path)
     for _ in range(3):
         _step(second)
@@ -87,7 +101,7 @@ def test_what_a_learner_did_before_loading_does_not_matter(model: Section, steps
     learner = _learner(model)
     for _ in range(steps):
         _step(learner)
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     loaded = _learner(model)
     _step(loaded)
     checkpoint.load(loaded, tmp_path)
@@ -103,11 +117,31 @@ def test_what_a_learner_did_before_loading_does_not_matter(model: Section, steps
     assert _equal(learner.module, loaded.module)
 
 
+@pytest.mark.parametrize("cfg", [Config(lr=1e-2), Config(lr=1e-2, algorithm="ppo")], ids=["policy", "critic"])
+@pytest.mark.parametrize("model", [*FULL, *ADAPTED])
+def test_a_copy_is_what_would_have_been_written_then(model: Section, cfg: Config, tmp_path: Path) -> None:
+    """Steps go on while a checkpoint is written: not a bit of them may be in it, and tied weights are written once."""
+    learner = _learner(model, cfg)
+    _step(learner)
+    at_once, later = tmp_path / "at once", tmp_path / "later"
+    for folder in (at_once, later):
+        folder.mkdir()
+    copy = checkpoint.copy_of(learner)
+    _save(learner, at_once)
+    _step(learner)
+    _draw()
+    checkpoint.write(copy, later)
+    files = [path.relative_to(at_once) for path in sorted(at_once.rglob("*")) if path.is_file()]
+    assert files == [path.relative_to(later) for path in sorted(later.rglob("*")) if path.is_file()]
+    for file in files:
+        assert _content(at_once / file) == _content(later / file), file
+
+
 @pytest.mark.parametrize("model", FULL)
 def test_transformers_loads_the_folder(model: Section, tmp_path: Path) -> None:
     learner = _learner(model)
     _step(learner)
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     assert _equal(learner.module, AutoModelForCausalLM.from_pretrained(tmp_path))
 
 
@@ -120,7 +154,7 @@ def test_peft_loads_the_folder(model: Section, tmp_path: Path) -> None:
     learner = _learner(model)
     for _ in range(3):
         _step(learner)
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     plain = _plain(model)
     before = plain(input_ids=IDS).logits
     loaded = PeftModel.from_pretrained(plain, str(tmp_path))
@@ -136,7 +170,7 @@ def test_merged_adapters_are_a_model(model: Section, tmp_path: Path) -> None:
 
     learner = _learner(model)
     _step(learner)
-    checkpoint.save(learner, tmp_path / "adapters")
+    _save(learner, tmp_path / "adapters")
     PeftModel.from_pretrained(_plain(model), str(tmp_path / "adapters")).merge_and_unload().save_pretrained(
         tmp_path / "merged"
     )
@@ -148,7 +182,7 @@ def test_merged_adapters_are_a_model(model: Section, tmp_path: Path) -> None:
 def test_adapters_alone_are_written(model: Section, tmp_path: Path) -> None:
     learner = _learner(model)
     _step(learner)
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     assert "model.safetensors" not in {file.name for file in tmp_path.iterdir()}
     trained = named_weights(learner.module)
     assert len(load_file(tmp_path / "adapter_model.safetensors")) == len(trained)
@@ -165,7 +199,7 @@ def test_adapters_that_the_job_does_not_describe_are_refused(lora: dict[str, Any
     """The same matrices with another alpha are another model, and nothing else would show it."""
     trained = _learner(with_lora(LLAMA))
     _step(trained)
-    checkpoint.save(trained, tmp_path)
+    _save(trained, tmp_path)
     learner = _learner(with_lora(LLAMA, **lora))
     before = {name: weight.clone() for name, weight in named_weights(learner.module).items()}
     with pytest.raises(UserError, match=named):
@@ -177,7 +211,7 @@ def test_random_numbers_go_on_as_well(tmp_path: Path) -> None:
     """User code that draws from the global generators must not draw the same again after a resume."""
     learner = _learner()
     _draw()
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     drawn = _draw()
     assert _draw() != drawn
     checkpoint.load(learner, tmp_path)
@@ -186,7 +220,7 @@ def test_random_numbers_go_on_as_well(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_refused_leaves_random_numbers_alone(tmp_path: Path) -> None:
     other = _learner(_resized(n_layer=2))
-    checkpoint.save(other, tmp_path)
+    _save(other, tmp_path)
     learner = _learner()
     states = torch.get_rng_state(), random.getstate()
     with pytest.raises(UserError):
@@ -201,7 +235,7 @@ def test_a_folder_that_is_refused_leaves_random_numbers_alone(tmp_path: Path) ->
 def test_a_random_state_that_is_none_is_the_users_error(name: str, text: str, tmp_path: Path) -> None:
     learner = _learner()
     _step(learner)
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     file = tmp_path / "random.safetensors"
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
@@ -225,7 +259,7 @@ def test_a_critic_goes_on_as_well(model: Section, tmp_path: Path) -> None:
         _step(whole)
     for _ in range(2):
         _step(first)
-    checkpoint.save(first, tmp_path)
+    _save(first, tmp_path)
     checkpoint.load(second, tmp_path)
     for _ in range(2):
         _step(second)
@@ -237,7 +271,7 @@ def test_a_critic_goes_on_as_well(model: Section, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["critic/model.safetensors", "critic/optimizer.safetensors"])
 def test_a_critic_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     learner = _learner(cfg=Config(algorithm="ppo"))
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(UserError, match=name):
         checkpoint.load(learner, tmp_path)
@@ -248,7 +282,7 @@ def test_parts_of_two_checkpoints_are_none(tmp_path: Path) -> None:
     for folder in (tmp_path / "one", tmp_path / "two"):
         _step(learner)
         folder.mkdir()
-        checkpoint.save(learner, folder)
+        _save(learner, folder)
     older = (tmp_path / "one" / "critic" / "optimizer.safetensors").read_bytes()
     (tmp_path / "two" / "critic" / "optimizer.safetensors").write_bytes(older)
     with pytest.raises(UserError, match="different versions"):
@@ -258,7 +292,7 @@ def test_parts_of_two_checkpoints_are_none(tmp_path: Path) -> None:
 def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     learner = _learner(LLAMA)
     _step(learner)
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     checkpoint.load(learner, tmp_path)
     assert learner.module.lm_head.weight is learner.module.model.embed_tokens.weight
 
@@ -272,7 +306,7 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
 )
 def test_what_is_missing_is_named(model: Section, name: str, tmp_path: Path) -> None:
     learner = _learner(model)
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(UserError, match=name):
         checkpoint.load(learner, tmp_path)
@@ -292,7 +326,7 @@ def test_half_a_file_is_the_users_error_and_changes_nothing(
     """I49: a half-written checkpoint was chosen and loaded."""
     learner = _learner(model)
     _step(learner)
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:size])
     other = _learner(model)
     fresh = _learner(model)
@@ -309,7 +343,7 @@ def test_half_a_file_is_the_users_error_and_changes_nothing(
 def test_a_folder_of_another_model_is_refused(config: dict[str, Any], named: str, tmp_path: Path) -> None:
     other = _learner(_resized(**config))
     _step(other)
-    checkpoint.save(other, tmp_path)
+    _save(other, tmp_path)
     learner = _learner()
     before = load_module(site())
     with pytest.raises(UserError, match=named):
@@ -320,10 +354,10 @@ def test_a_folder_of_another_model_is_refused(config: dict[str, Any], named: str
 def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
     other = _learner(_resized(n_embd=32))
     _step(other)
-    checkpoint.save(other, tmp_path)
+    _save(other, tmp_path)
     wrong = (tmp_path / "optimizer.safetensors").read_bytes()
     learner = _learner()
-    checkpoint.save(learner, tmp_path)
+    _save(learner, tmp_path)
     (tmp_path / "optimizer.safetensors").write_bytes(wrong)
     with pytest.raises(UserError, match="another model"):
         checkpoint.load(learner, tmp_path)

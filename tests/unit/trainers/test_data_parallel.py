@@ -118,6 +118,10 @@ class Rank:
         ref = PayloadRef(owner=request.owner, key=f"v{self.version}")
         return WeightsManifest(version=self.version, payload=ref, tensors=1, size_bytes=4)
 
+    async def snapshot(self) -> WeightVersion:
+        await self._answer("snapshot")
+        return self.version
+
     async def save(self, request: CheckpointRequest) -> WeightVersion:
         await self._answer("save")
         return self.version

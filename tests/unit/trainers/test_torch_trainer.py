@@ -1,6 +1,7 @@
 """What the port adds to the learner: a thread, cancellation, the payload store, files."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 import torch
 from anyio.lowlevel import checkpoint
@@ -34,6 +36,23 @@ pytestmark = pytest.mark.real_time
 CONFIG = Config(lr=1e-2, micro_batch_tokens=1)  # a micro-batch for each of the five samples
 
 
+class _Tokenizer:
+    """Saves when it may, in a thread."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.hold: threading.Event | None = None
+        self.reached = threading.Event()
+        self.saved = False
+
+    def save(self, folder: Path) -> None:
+        self.reached.set()
+        if self.hold is not None:
+            assert self.hold.wait(30)
+        self._tokenizer.save(folder)
+        self.saved = True
+
+
 class Bench:
     """A trainer that can be looked into, and whose micro-batches can be watched."""
 
@@ -44,8 +63,9 @@ class Bench:
         self.on_pass: Callable[[], Any] = lambda: None
         self.passes = 0
         self.learner = Learner(Models(load_module(site())), CONFIG, site=site(), interrupt=self._interrupt)
+        self.tokenizer: Any = _Tokenizer(load_tokenizer(site()))
         self.trainer = TorchTrainer(
-            self.learner, load_tokenizer(site()), ranks=Ranks(0.0), compute=self.compute, payloads=self.payloads
+            self.learner, self.tokenizer, ranks=Ranks(0.0), compute=self.compute, payloads=self.payloads
         )
 
     @property
@@ -183,6 +203,45 @@ async def test_a_saved_folder_is_a_model_with_its_tokenizer(tmp_path: Path) -> N
     theirs = torch.cat([parameter.detach().flatten() for parameter in loaded.parameters()])
     assert torch.equal(theirs, bench.values)
     assert AutoTokenizer.from_pretrained(tmp_path).encode("12+") == [1, 2, 10]
+
+
+async def test_a_snapshot_is_written_while_a_step_computes(tmp_path: Path) -> None:
+    """Issue C: training goes on while a checkpoint is written."""
+    bench = Bench()
+    before = await _step(bench)
+    assert await bench.trainer.snapshot() == 1
+    batch = await make_batch(dispatch=1, version=1).store(bench.payloads)
+    saved: list[int] = []
+
+    async def save() -> None:
+        saved.append(await bench.trainer.save(CheckpointRequest(path=str(tmp_path))))
+
+    bench.on_pass = lambda: saved or bench.on_loop(save)  # the step waits for it, which would never end
+    with anyio.fail_after(30):
+        await bench.trainer.train_step(batch)
+    assert saved == [1]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(torch.cat([parameter.detach().flatten() for parameter in loaded.parameters()]), before)
+
+
+async def test_a_trainer_is_left_when_what_it_writes_is_written(tmp_path: Path) -> None:
+    """A native cancel passes through every shield; the thread must not write on in a run that has ended."""
+    bench = Bench()
+    await bench.trainer.snapshot()
+    bench.tokenizer.hold = threading.Event()
+    task = asyncio.create_task(bench.trainer.save(CheckpointRequest(path=str(tmp_path))))
+    await anyio.to_thread.run_sync(bench.tokenizer.reached.wait, 30)
+    for _ in range(2):  # the first one is heard, and waits for the thread
+        await _delivered(task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    closing = asyncio.create_task(bench.trainer.close())
+    await bench.compute.run(lambda: None)
+    assert not closing.done()
+    bench.tokenizer.hold.set()
+    with anyio.fail_after(30):
+        await closing
+    assert bench.tokenizer.saved
 
 
 @asynccontextmanager
