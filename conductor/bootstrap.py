@@ -8,6 +8,7 @@ import msgspec
 
 from conductor.bounded import bounded, bounded_backend
 from conductor.config import RunConfig
+from conductor.core.evaluation import evaluations_prefix
 from conductor.core.staleness import SAMPLERS, Policy, Sampler
 from conductor.core.waits import Waits
 from conductor.fleet.group import member_specs, open_group
@@ -30,6 +31,7 @@ from protocols.wire import client
 P = TypeVar("P")
 
 _OPEN_POOL = "backends.engines.pool:open_pool"
+_RESERVED = "backends.engines._reserved:ReservedEngines"
 _OF_PUBLISH = 0.9  # of its deadline, for the engines: the pool's own verdict, which tells of each, comes first
 
 
@@ -66,7 +68,8 @@ async def open_ports(
         if trackers is None:
             trackers = tuple([await opener.beside("tracker", section) for section in cfg.trackers])
         trainer = workloads.trainer or await opener.host(TrainerPort, "policy", "train", cfg.train)
-        inference = opener.bound(InferenceControllerPort, workloads.inference or await opener.pool())
+        engines, reserved = (workloads.inference, None) if workloads.inference else await opener.engines()
+        inference = opener.bound(InferenceControllerPort, engines)
         await bounded_home.launcher.serve(await inference.endpoint(), inference)
         executor = workloads.executor or await opener.host(RolloutExecutorPort, "episode", "episode", cfg.episode)
         grader = opener.bound(
@@ -81,7 +84,7 @@ async def open_ports(
             trainer=opener.bound(TrainerPort, trainer),
             ledger=ledger,
             trackers=tuple(opener.bound(TrackerPort, tracker) for tracker in trackers),
-            evaluation=await _evaluation_ports(cfg, workloads, opener, evaluation, grader),
+            evaluation=await _evaluation_ports(opener, workloads, evaluation, grader, reserved),
         )
 
 
@@ -97,14 +100,23 @@ async def _evaluation_prompts(cfg: RunConfig, workloads: Workloads, opener: "_Op
 
 
 async def _evaluation_ports(
-    cfg: RunConfig, workloads: Workloads, opener: "_Opener", prompts: PromptSourcePort | None, grader: GraderPort
+    opener: "_Opener",
+    workloads: Workloads,
+    prompts: PromptSourcePort | None,
+    grader: GraderPort,
+    reserved: InferenceControllerPort | None,
 ) -> EvaluationPorts | None:
-    if cfg.evaluation is None or prompts is None:
+    evaluation = opener.cfg.evaluation
+    if evaluation is None or prompts is None:
         return None
     own = workloads.evaluation_grader
-    if own is None and cfg.evaluation.reward is not None:
-        own = await opener.host(GraderPort, "evaluation", "reward", cfg.evaluation.reward)
-    return EvaluationPorts(prompts=prompts, grader=grader if own is None else opener.bound(GraderPort, own))
+    if own is None and evaluation.reward is not None:
+        own = await opener.host(GraderPort, "evaluation", "reward", evaluation.reward)
+    return EvaluationPorts(
+        prompts=prompts,
+        grader=grader if own is None else opener.bound(GraderPort, own),
+        inference=None if reserved is None else opener.bound(InferenceControllerPort, reserved),
+    )
 
 
 def _open_backend(section: Section, site: Site) -> AbstractAsyncContextManager[Backend]:
@@ -116,7 +128,7 @@ class _Opener:
     """Opens adapters into one exit stack."""
 
     def __init__(self, cfg: RunConfig, site: Site, backend: Backend, stack: AsyncExitStack, waits: Waits) -> None:
-        self._cfg = cfg
+        self.cfg = cfg
         self._site = site
         self._backend = backend
         self._stack = stack
@@ -124,21 +136,34 @@ class _Opener:
 
     def bound(self, port: type[P], implementation: P) -> P:
         """Bound every call of a port."""
-        return bounded(port, implementation, self._cfg.deadlines, self._waits)
+        return bounded(port, implementation, self.cfg.deadlines, self._waits)
 
     async def host(self, port: type[P], role: str, section: str, adapter: Section | None) -> P:
         """Launch a role's only worker on the backend and return its port."""
         (member,) = await self._launch(role, section, adapter)
         return client(port, self._caller(member))
 
-    async def pool(self) -> InferenceControllerPort:
-        """Launch the engines and return their controller."""
-        members = await self._launch("rollout", "engine", self._cfg.engine, count=self._cfg.engines)
+    async def engines(self) -> tuple[InferenceControllerPort, InferenceControllerPort | None]:
+        """Launch the engines; return the controller of all requests, and that of the last engines where these evaluate.
+
+        None: they are not reserved for that.
+        """
+        members = await self._launch("rollout", "engine", self.cfg.engine, count=self.cfg.engines)
+        training = len(members) - self.cfg.reserved_engines
+        pool = await self._pool(members[:training])
+        if training == len(members):
+            return pool, None
+        reserved = await self._pool(members[training:])
+        route: Callable[..., InferenceControllerPort] = load_object(_RESERVED, "")
+        return route(pool, reserved, prefix=evaluations_prefix(self.cfg.registration)), reserved
+
+    async def _pool(self, members: tuple[WorkerId, ...]) -> InferenceControllerPort:
+        """Open the controller of some engines."""
         engines = {member: client(EnginePort, self._caller(member)) for member in members}
         open_pool: Callable[..., AbstractAsyncContextManager[InferenceControllerPort]] = load_object(_OPEN_POOL, "")
-        answer_s = self._cfg.deadlines.abort / 2  # one silent engine must not use up the deadline
-        publish_s = self._cfg.deadlines.publish * _OF_PUBLISH
-        pool = open_pool(engines, mode=self._cfg.publish, answer_s=answer_s, publish_s=publish_s)
+        answer_s = self.cfg.deadlines.abort / 2  # one silent engine must not use up the deadline
+        publish_s = self.cfg.deadlines.publish * _OF_PUBLISH
+        pool = open_pool(engines, mode=self.cfg.publish, answer_s=answer_s, publish_s=publish_s)
         return await self._stack.enter_async_context(pool)
 
     async def beside(self, section: str, adapter: Section | None) -> Any:
@@ -154,9 +179,9 @@ class _Opener:
         group = await self._stack.enter_async_context(
             open_group(
                 member_specs(role, section, _required(section, adapter), self._site, count=count),
-                bounded_backend(self._backend, self._cfg.deadlines, self._waits),
+                bounded_backend(self._backend, self.cfg.deadlines, self._waits),
                 resources=Resources(),
-                stop_s=self._cfg.deadlines.abort,
+                stop_s=self.cfg.deadlines.abort,
             )
         )
         return group.members

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from conductor.algorithms.table import ALGORITHMS
-from conductor.bounds import evaluation_nests, find_capacity_problems, grading_nests, nested
+from conductor.bounds import evaluation_nests, find_capacity_problems, grading_nests, nested, reserved_fits
 from conductor.config import EvaluationConfig, RunConfig, algorithm_of, default_ledger
 from conductor.core.staleness import SAMPLERS
 from conductor.decoding import decode, decode_fields
@@ -55,6 +55,7 @@ def find_problems_between(
         if needed.keys() <= fields.keys():
             problems += rule(**{name: fields[name] for name in needed})
     problems += _resumable(fields) if resume else _used(fields)
+    problems += _reserved_by_hand(fields.get("evaluation"), given)
     site = _site(fields, resume=resume)
     given = {*given, *_brought(fields, site)}
     for name in SECTIONS:
@@ -245,6 +246,7 @@ _RULES: tuple[Callable[..., Iterable[Problem]], ...] = (
     nested,
     grading_nests,
     evaluation_nests,
+    reserved_fits,
 )
 """What must hold between fields. A rule's parameters name the fields it reads: it is asked only if all are right."""
 
@@ -311,6 +313,13 @@ def _evaluation_sections(evaluation: EvaluationConfig | None, site: Site, given:
         yield from _section("evaluation.prompts", evaluation.prompts, site, room="prompts")
     if "evaluation.reward" not in given and evaluation.reward is not None:
         yield from _adapter_problems("evaluation.reward", "reward", evaluation.reward, site)
+
+
+def _reserved_by_hand(evaluation: EvaluationConfig | None, given: Collection[str]) -> Iterable[Problem]:
+    """Find that engines are to be reserved where the job launches none."""
+    if evaluation is not None and evaluation.engines is not None and "engine" in given:
+        why, mend = "the engines were handed over in code", "leave it out"
+        yield Problem(field="evaluation.engines", value=str(evaluation.engines), why=why, mend=mend)
 
 
 def _lacking(adapter: Adapter, room: str) -> list[str]:
