@@ -8,6 +8,7 @@ import msgspec
 
 from conductor.bounded import bounded, bounded_backend
 from conductor.config import RunConfig
+from conductor.core.evaluation import evaluations_prefix
 from conductor.core.planning.wishes import EPISODE, EVALUATION, POLICY, REWARD, ROLES, ROLLOUT
 from conductor.core.staleness import SAMPLERS, Policy, Sampler
 from conductor.core.waits import Waits
@@ -35,6 +36,7 @@ from protocols.wire import client
 P = TypeVar("P")
 
 _OPEN_POOL = "backends.engines.pool:open_pool"
+_RESERVED = "backends.engines._reserved:ReservedEngines"
 _OF_PUBLISH = 0.9  # of its deadline, for the engines: the pool's own verdict, which tells of each, comes first
 
 
@@ -80,7 +82,8 @@ async def open_ports(
         await write_plan(fleet, cfg)
         await opener.prepare()
         trainer = workloads.trainer or await opener.one(TrainerPort, POLICY)
-        inference = opener.bound(InferenceControllerPort, workloads.inference or await opener.pool())
+        engines, reserved = (workloads.inference, None) if workloads.inference else await opener.engines()
+        inference = opener.bound(InferenceControllerPort, engines)
         await bounded_home.launcher.serve(await inference.endpoint(), inference)
         executor = workloads.executor or await opener.several(RolloutExecutorPort, EPISODE, Executors)
         grader = opener.bound(GraderPort, workloads.grader or await opener.several(GraderPort, REWARD, Graders))
@@ -93,7 +96,7 @@ async def open_ports(
             trainer=opener.bound(TrainerPort, trainer),
             ledger=ledger,
             trackers=trackers,
-            evaluation=await _evaluation_ports(cfg, workloads, opener, evaluation, grader),
+            evaluation=await _evaluation_ports(opener, workloads, evaluation, grader, reserved),
         )
 
 
@@ -116,14 +119,23 @@ async def _evaluation_prompts(cfg: RunConfig, workloads: Workloads, opener: "_Op
 
 
 async def _evaluation_ports(
-    cfg: RunConfig, workloads: Workloads, opener: "_Opener", prompts: PromptSourcePort | None, grader: GraderPort
+    opener: "_Opener",
+    workloads: Workloads,
+    prompts: PromptSourcePort | None,
+    grader: GraderPort,
+    reserved: InferenceControllerPort | None,
 ) -> EvaluationPorts | None:
-    if cfg.evaluation is None or prompts is None:
+    evaluation = opener.cfg.evaluation
+    if evaluation is None or prompts is None:
         return None
     own = workloads.evaluation_grader
-    if own is None and cfg.evaluation.reward is not None:
+    if own is None and evaluation.reward is not None:
         own = await opener.several(GraderPort, EVALUATION, Graders)
-    return EvaluationPorts(prompts=prompts, grader=grader if own is None else opener.bound(GraderPort, own))
+    return EvaluationPorts(
+        prompts=prompts,
+        grader=grader if own is None else opener.bound(GraderPort, own),
+        inference=None if reserved is None else opener.bound(InferenceControllerPort, reserved),
+    )
 
 
 def open_backend(section: Section, site: Site) -> AbstractAsyncContextManager[Backend]:
@@ -138,7 +150,7 @@ class _Opener:
     def __init__(
         self, cfg: RunConfig, site: Site, *, backend: Backend, fleet: Plan, stack: AsyncExitStack, waits: Waits
     ) -> None:
-        self._cfg = cfg
+        self.cfg = cfg
         self._site = site
         self._backend = backend
         self._bounded = bounded_backend(backend, cfg.deadlines, waits)
@@ -148,19 +160,19 @@ class _Opener:
 
     def bound(self, port: type[P], implementation: P) -> P:
         """Bound every call of a port."""
-        return bounded(port, implementation, self._cfg.deadlines, self._waits)
+        return bounded(port, implementation, self.cfg.deadlines, self._waits)
 
     async def prepare(self) -> None:
         """Hold all that the plan needs, and launch the user's own roles: the others may need them."""
         bundles, placement = self._fleet.bundles, self._bounded.placement
-        await self._stack.enter_async_context(open_reservations(bundles, placement, stop_s=self._cfg.deadlines.abort))
+        await self._stack.enter_async_context(open_reservations(bundles, placement, stop_s=self.cfg.deadlines.abort))
         for role in self._fleet.roles:
             if role.name not in ROLES:
                 await self.launch(role.name)
 
     async def launch(self, role: str) -> tuple[WorkerId, ...]:
         """Launch a role's workers and return their names."""
-        vertices, stop_s = self._fleet.workers(role), self._cfg.deadlines.abort
+        vertices, stop_s = self._fleet.workers(role), self.cfg.deadlines.abort
         if not vertices:
             raise InvariantError(f"the plan has no worker of the role {role}, and validation let it pass")
         group = await self._stack.enter_async_context(
@@ -178,13 +190,27 @@ class _Opener:
         workers = {member: client(port, self._caller(member)) for member in await self.launch(role)}
         return next(iter(workers.values())) if len(workers) == 1 else spread(workers)
 
-    async def pool(self) -> InferenceControllerPort:
-        """Launch the engines and return their controller."""
-        engines = {member: client(EnginePort, self._caller(member)) for member in await self.launch(ROLLOUT)}
+    async def engines(self) -> tuple[InferenceControllerPort, InferenceControllerPort | None]:
+        """Launch the engines; return the controller of all requests, and that of the last engines where these evaluate.
+
+        None: they are not reserved for that.
+        """
+        members = await self.launch(ROLLOUT)
+        training = len(members) - self.cfg.reserved_engines
+        pool = await self._pool(members[:training])
+        if training == len(members):
+            return pool, None
+        reserved = await self._pool(members[training:])
+        route: Callable[..., InferenceControllerPort] = load_object(_RESERVED, "")
+        return route(pool, reserved, prefix=evaluations_prefix(self.cfg.registration)), reserved
+
+    async def _pool(self, members: tuple[WorkerId, ...]) -> InferenceControllerPort:
+        """Open the controller of some engines."""
+        engines = {member: client(EnginePort, self._caller(member)) for member in members}
         open_pool: Callable[..., AbstractAsyncContextManager[InferenceControllerPort]] = load_object(_OPEN_POOL, "")
-        answer_s = self._cfg.deadlines.abort / 2  # one silent engine must not use up the deadline
-        publish_s = self._cfg.deadlines.publish * _OF_PUBLISH
-        pool = open_pool(engines, mode=self._cfg.publish, answer_s=answer_s, publish_s=publish_s)
+        answer_s = self.cfg.deadlines.abort / 2  # one silent engine must not use up the deadline
+        publish_s = self.cfg.deadlines.publish * _OF_PUBLISH
+        pool = open_pool(engines, mode=self.cfg.publish, answer_s=answer_s, publish_s=publish_s)
         return await self._stack.enter_async_context(pool)
 
     async def beside(self, section: str, adapter: Section | None) -> Any:

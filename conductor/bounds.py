@@ -56,19 +56,29 @@ def find_capacity_problems(fields: Mapping[str, Any], job_dir: str) -> Iterable[
     """
     if not fields.keys() >= _OF_CAPACITY:
         return
-    capacity = _capacity(fields["engine"], fields["engines"], job_dir)
+    evaluation: EvaluationConfig | None = fields["evaluation"]
+    reserved = 0 if evaluation is None else evaluation.engines or 0
+    capacity = _capacity(fields["engine"], fields["engines"] - reserved, job_dir)
     groups = slots_in_flight(fields["slots"], fields["batch_groups"], fields["max_age"], fields["oversample"])
     samples = groups * fields["group_size"]
-    evaluated = _evaluated(fields["evaluation"], fields["batch_groups"])
+    evaluated = 0 if reserved else _evaluated(evaluation, fields["batch_groups"])
     if capacity is None or samples + evaluated <= capacity or (groups == 1 and not evaluated):
         return
     beside = f" beside {evaluated} of an evaluation" if evaluated else ""
-    take = "the engine takes" if fields["engines"] == 1 else f"{fields['engines']} engines take"
+    take = "the engine takes" if fields["engines"] - reserved == 1 else f"{fields['engines'] - reserved} engines take"
     why = f"{groups} groups of {fields['group_size']} are {samples} samples{beside}, and {take} {capacity}"
     most = (capacity - evaluated) // fields["group_size"]
     fewer = f"give at most {most}, or let" if most > 0 else "let"
     value = None if fields["slots"] is None else str(groups)
     yield Problem(field="slots", value=value, why=why, mend=f"{fewer} each engine take more (engine.max_waiting)")
+
+
+def reserved_fits(engines: int, evaluation: EvaluationConfig | None) -> Iterable[Problem]:
+    """Find that the engines which only evaluate leave none for the training."""
+    if evaluation is not None and evaluation.engines is not None and evaluation.engines >= engines:
+        why = f"the run has {engines} engine{'' if engines == 1 else 's'}, and the training needs at least one"
+        mend = f"give fewer than {engines}, or more engines" if engines > 1 else "leave it out, or give more engines"
+        yield Problem(field="evaluation.engines", value=str(evaluation.engines), why=why, mend=mend)
 
 
 def _evaluated(evaluation: EvaluationConfig | None, batch_groups: PositiveInt) -> int:

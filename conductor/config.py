@@ -63,7 +63,8 @@ class Deadlines(Message, frozen=True, kw_only=True):
         record: Writing to the ledger or a tracker, and releasing payloads.
         abort: Confirming an abort, once. A run that ends stops what is lent within twice this.
         reconcile: Trying an abort again that nobody confirms.
-        evaluation: One evaluation, from its first prompt to its last grade; publishing waits for it.
+        evaluation: One evaluation, from its first prompt to its last grade; publishing waits for it, unless it has
+            engines of its own.
         stall: How long a run may stand still, no call of a port beginning or ending, before it is given up; above
             all the others. None: twice the longest of them.
     """
@@ -104,6 +105,8 @@ class EvaluationConfig(Message, frozen=True, kw_only=True):
         sampling: How their tokens are drawn; None: as in training.
         reward: What grades them; None: what grades the training.
         slots: Prompts in flight at once; None: as many as a batch has.
+        engines: Engines of the run that evaluate and do nothing else, fewer than all; None: none. Without them the
+            training's engines evaluate, and are published nothing new meanwhile.
         on_failure: An evaluation that comes to nothing is counted, or ends the run.
     """
 
@@ -114,6 +117,7 @@ class EvaluationConfig(Message, frozen=True, kw_only=True):
     sampling: Sampling | None = None
     reward: Section | None = None
     slots: PositiveInt | None = None
+    engines: PositiveInt | None = None
     on_failure: Literal["count", "fail"] = "count"
 
 
@@ -204,7 +208,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
         publish: How running groups meet new weights: ``inflight`` (between two tokens), ``interrupt`` (engines stand
             still meanwhile) or ``drain`` (they finish first).
         slots: Groups in flight at once; None: as many as ``max_age`` lets be useful.
-        engines: How many engines are launched, all equal.
+        engines: How many engines are launched, all equal; those that only evaluate included.
         remainder: Prompts left over at the end of an epoch that do not fill a batch: ``train`` them as a
             short batch, ``drop`` them, or ``carry`` them over into the next epoch.
         attempts: Times that one group may be generated, for transient failures.
@@ -278,6 +282,11 @@ class RunConfig(Message, frozen=True, kw_only=True):
     def extra_groups(self) -> int:
         """Groups generated for a batch beyond those that it trains."""
         return math.ceil(self.batch_groups * (self.oversample - 1))
+
+    @property
+    def reserved_engines(self) -> int:
+        """Engines that only evaluate."""
+        return 0 if self.evaluation is None else self.evaluation.engines or 0
 
     @property
     def ledger_section(self) -> Section:

@@ -25,6 +25,7 @@ from conductor.observe.metrics import StepWindow
 from conductor.observe.observer import Observer
 from conductor.ports import Ports
 from protocols.aio import Doorbell, owned
+from protocols.inference import InferenceControllerPort
 from protocols.ledger import Evaluated, LedgerEvent, RunStarted, Stepped
 from protocols.messages import LeaseId, WeightVersion
 from protocols.prompts import Prompt
@@ -127,6 +128,11 @@ class RunContext:
     def seconds(self) -> float:
         """For how long the run has trained, without the time between two lives of it."""
         return self.seconds_before + (0.0 if self.began is None else anyio.current_time() - self.began)
+
+    @property
+    def reserved(self) -> InferenceControllerPort | None:
+        """Engines that only evaluate; None: there are none."""
+        return None if self.ports.evaluation is None else self.ports.evaluation.inference
 
     def patience(self, what: str) -> Patience:
         """Return the budget of a cause that may fail."""

@@ -15,8 +15,8 @@ from protocols.sections import Section
 JOB_FILE = "job.json"
 
 _FREE = frozenset({
-    "steps", "slots", "attempts", "max_dropped", "checkpoint", "deadlines", "lag_interval_s", "freeze_gc", "run_dir",
-    "job_dir", "engine", "engines", "fleet", "backend", "ledger", "trackers", "evaluation",
+    "steps", "slots", "attempts", "retries", "max_dropped", "checkpoint", "deadlines", "lag_interval_s", "freeze_gc",
+    "run_dir", "job_dir", "engine", "engines", "fleet", "backend", "ledger", "trackers", "evaluation",
 })  # fmt: skip
 """What may be another at a resume: how long and where the run goes on, but not what is trained or how."""
 

@@ -49,10 +49,16 @@ class Workloads:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPorts:
-    """What an evaluation has for itself; the rest it shares with the training."""
+    """What an evaluation has for itself; the rest it shares with the training.
+
+    Attributes:
+        prompts, grader: Its prompts, and who grades them.
+        inference: Engines that only evaluate; None: it shares those of the training.
+    """
 
     prompts: PromptSourcePort
     grader: GraderPort
+    inference: InferenceControllerPort | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

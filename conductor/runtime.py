@@ -25,9 +25,8 @@ from conductor.ports import Ports, Workloads
 from conductor.result import RunResult
 from conductor.resuming import begin, restore
 from conductor.settling import settle_run
-from conductor.stages import admit, batch, publish, reward, rollout, train
+from conductor.stages import admit, batch, evaluate, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
-from conductor.stages.evaluate import draw_prompts, evaluate_last
 from conductor.watchdog import watch
 from protocols.aio import clock
 from protocols.backend import Backend
@@ -128,7 +127,7 @@ async def conduct(ctx: RunContext) -> RunResult:
                 seconds = ctx.seconds
                 ctx.enter("saving")
                 await save_checkpoint(ctx)
-                await evaluate_last(ctx)
+                await evaluate.evaluate_last(ctx)
             background.cancel_scope.cancel()
         _check_books(ctx)
     except BaseException as exc:
@@ -164,7 +163,7 @@ async def _warm_up(ctx: RunContext) -> None:
     """Give the engines the trainer's weights."""
     await restore(ctx)
     ctx.enter("warming up")
-    await draw_prompts(ctx)
+    await evaluate.draw_prompts(ctx)
     manifest = await train.stage_weights(ctx)
     await begin(ctx, manifest.version)
     await publish.publish_pending(ctx)
@@ -172,7 +171,7 @@ async def _warm_up(ctx: RunContext) -> None:
 
 
 async def _run_stages(ctx: RunContext) -> None:
-    """Run the six stages to their end; the bound of the streams is the number of groups in flight."""
+    """Run the stages to their end; the bound of the streams is the number of groups in flight."""
     ctx.enter("training")
     bound = ctx.cfg.slots_in_flight
     with ExitStack() as streams:
@@ -181,13 +180,16 @@ async def _run_stages(ctx: RunContext) -> None:
         reward_out, batch_in = _stream(streams, LeaseId, bound)
         batch_out, train_in = _stream(streams, DispatchId, 1)
         train_out, publish_in = _stream(streams, WeightVersion, 1)
+        publish_out, evaluate_in = _stream(streams, WeightVersion, 1)
         async with anyio.create_task_group() as group:
             ctx.start_stage(group, "admit", admit.run, admit_out)
             ctx.start_stage(group, "rollout", rollout.run, rollout_in, rollout_out)
             ctx.start_stage(group, "reward", reward.run, reward_in, reward_out)
             ctx.start_stage(group, "batch", batch.run, batch_in, batch_out)
             ctx.start_stage(group, "train", train.run, train_in, train_out)
-            ctx.start_stage(group, "publish", publish.run, publish_in)
+            ctx.start_stage(group, "publish", publish.run, publish_in, publish_out)
+            if ctx.reserved is not None:
+                ctx.start_stage(group, "evaluate", evaluate.run, evaluate_in)
 
 
 def _stream(

@@ -11,6 +11,8 @@ from conductor.core.evaluation import Evaluation
 from conductor.core.lease import RUNNING, Lease, State
 from conductor.core.status import MOST_LISTED, EngineStanding, EvaluationStatus, GroupStatus, RunStatus, WaitStatus
 from conductor.core.waits import Wait, Waits
+from protocols.inference import EngineStatus
+from protocols.messages import WorkerId
 
 _OF_GROUPS = frozenset({"RolloutExecutor.generate", "InferenceController.generate", "Grader.grade"})
 """Told of with their group."""
@@ -71,7 +73,9 @@ def take_status(ctx: RunContext, engines: tuple[EngineStanding, ...] = ()) -> Ru
         waits=tuple(_wait(wait, now) for wait in others[:MOST_LISTED]),
         open_waits=len(ctx.waits),
         engines=engines[:MOST_LISTED],
-        evaluation=None if ctx.evaluation is None else _evaluation(ctx.evaluation, now),
+        evaluation=None
+        if ctx.evaluation is None
+        else _evaluation(ctx.evaluation, now, reserved=ctx.reserved is not None),
         throughput=_throughput(ctx),
         failures=dict(ctx.window.totals),
         checkpoint=ctx.checkpoint,
@@ -84,14 +88,22 @@ async def ask_engines(ctx: RunContext) -> tuple[EngineStanding, ...]:
     Whoever only watches a run does not end it: what fails here is left to those who need the engines.
     """
     with suppress(Exception):
-        statuses = await ctx.ports.inference.statuses()
-        return tuple(
-            EngineStanding(name=name, answers=False)
-            if status is None
-            else EngineStanding(name=name, version=status.version, live=status.live, paused=status.paused)
-            for name, status in sorted(statuses.items())
-        )
+        standing = _standings(await ctx.ports.inference.statuses(), evaluates=False)
+        if ctx.reserved is not None:
+            standing += _standings(await ctx.reserved.statuses(), evaluates=True)
+        return standing
     return ()
+
+
+def _standings(statuses: Mapping[WorkerId, EngineStatus | None], *, evaluates: bool) -> tuple[EngineStanding, ...]:
+    return tuple(
+        EngineStanding(name=name, answers=False, evaluates=evaluates)
+        if status is None
+        else EngineStanding(
+            name=name, version=status.version, live=status.live, paused=status.paused, evaluates=evaluates
+        )
+        for name, status in sorted(statuses.items())
+    )
 
 
 def _group(lease: Lease, waits: Mapping[str, Wait], now: float) -> GroupStatus:
@@ -106,7 +118,7 @@ def _group(lease: Lease, waits: Mapping[str, Wait], now: float) -> GroupStatus:
     )
 
 
-def _evaluation(evaluation: Evaluation, now: float) -> EvaluationStatus:
+def _evaluation(evaluation: Evaluation, now: float, *, reserved: bool) -> EvaluationStatus:
     return EvaluationStatus(
         version=evaluation.version,
         prompts=evaluation.prompts,
@@ -114,6 +126,7 @@ def _evaluation(evaluation: Evaluation, now: float) -> EvaluationStatus:
         failed=evaluation.failed,
         running=evaluation.running,
         seconds=now - evaluation.began,
+        reserved=reserved,
     )
 
 

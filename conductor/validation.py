@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from conductor.algorithms.table import ALGORITHMS
-from conductor.bounds import evaluation_nests, find_capacity_problems, grading_nests, nested
+from conductor.bounds import evaluation_nests, find_capacity_problems, grading_nests, nested, reserved_fits
 from conductor.config import EvaluationConfig, RunConfig, algorithm_of, default_ledger
 from conductor.core.planning.request import request_of
 from conductor.core.planning.wishes import FIELDS, OWN_SECTION
@@ -57,6 +57,7 @@ def find_problems_between(
         if needed.keys() <= fields.keys():
             problems += rule(**{name: fields[name] for name in needed})
     problems += _resumable(fields) if resume else _used(fields)
+    problems += _reserved_by_hand(fields.get("evaluation"), given)
     site = _site(fields, resume=resume)
     handed_over = given
     given = {*given, *_brought(fields, site)}
@@ -249,6 +250,7 @@ _RULES: tuple[Callable[..., Iterable[Problem]], ...] = (
     nested,
     grading_nests,
     evaluation_nests,
+    reserved_fits,
 )
 """What must hold between fields. A rule's parameters name the fields it reads: it is asked only if all are right."""
 
@@ -328,6 +330,13 @@ def _fleet(fields: Mapping[str, Any], site: Site, given: Collection[str]) -> Ite
             place = f"fleet.roles.{wish.name}"
             for problem in _adapter_problems(place, OWN_SECTION, wish.adapter, site):
                 yield msgspec.structs.replace(problem, field=problem.field.replace(f"{OWN_SECTION}.", f"{place}.", 1))
+
+
+def _reserved_by_hand(evaluation: EvaluationConfig | None, given: Collection[str]) -> Iterable[Problem]:
+    """Find that engines are to be reserved where the job launches none."""
+    if evaluation is not None and evaluation.engines is not None and "engine" in given:
+        why, mend = "the engines were handed over in code", "leave it out"
+        yield Problem(field="evaluation.engines", value=str(evaluation.engines), why=why, mend=mend)
 
 
 def _lacking(adapter: Adapter, room: str) -> list[str]:

@@ -65,9 +65,14 @@ def evaluation_seed(seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/evaluation".encode()).digest()[:6], "big")
 
 
+def evaluations_prefix(registration: RegistrationKey) -> str:
+    """Return the prefix of every request of every evaluation, ``policy.1/E``."""
+    return f"{registration.prefix}E"
+
+
 def evaluation_prefix(registration: RegistrationKey, version: WeightVersion) -> str:
     """Return the prefix of every request of an evaluation, ``policy.1/E3/``."""
-    return f"{registration.prefix}E{version}/"
+    return f"{evaluations_prefix(registration)}{version}/"
 
 
 def evaluation_id(version: WeightVersion, position: int) -> LeaseId:

@@ -38,7 +38,7 @@ def explain_engines(engines: Iterable[EngineStanding], *, served: WeightVersion 
             yield f"engine {engine.name} does not answer"
             continue
         serves = "has no weights" if engine.version is None else f"serves v{engine.version}"
-        should = "" if engine.version == served else f" where v{served} is published"
+        should = "" if engine.version == served or engine.evaluates else f" where v{served} is published"
         paused = ", and is paused" if engine.paused else ""
         yield f"engine {engine.name} {serves}{should}, with {engine.live} live requests{paused}"
 
@@ -55,7 +55,8 @@ def _waits_for(status: RunStatus) -> Iterator[str]:
     yield from _told("wait", len(status.waits), [_wait(wait) for wait in status.waits])
     if (evaluation := status.evaluation) is not None:
         done = f"{evaluation.graded} of {evaluation.prompts} prompts are graded, {evaluation.failed} failed"
-        held = f"; v{status.staged} is published after it" if status.staged is not None else ""
+        waits = status.staged is not None and not evaluation.reserved
+        held = f"; v{status.staged} is published after it" if waits else ""
         yield f"v{evaluation.version} is evaluated for {evaluation.seconds:.1f} s: {done}{held}"
     yield from explain_engines(status.engines, served=status.served)
 
@@ -114,7 +115,7 @@ def _unblocked_by(status: RunStatus) -> Iterator[str]:
             yield f"an answer of engine {engine.name}"
         elif engine.paused:
             yield f"engine {engine.name} being resumed"
-        elif engine.version is None:
+        elif engine.version is None and not engine.evaluates:
             yield f"engine {engine.name} loading v{status.trained}"
     if status.phase == "training" and status.trainer_idle and status.grants > 0:
         yield f"a prompt: {status.grants} more groups may be lent out"

@@ -9,7 +9,7 @@ class Publication:
     """Pending and confirmed weights of one registration.
 
     Three stagings hold memory at most: the one being served, the one being published and the newest one
-    waiting; while that one is superseded, four.
+    waiting; while that one is superseded, four. An older one that is pinned is one more.
 
     Attributes:
         owners: The prefix of every owner that ``owner`` names.
@@ -19,6 +19,7 @@ class Publication:
         self.owners = f"weights/{registration.prefix}"
         self._pending: WeightsManifest | None = None
         self._serving: WeightsManifest | None = None
+        self._pinned: WeightsManifest | None = None
 
     @property
     def serving(self) -> WeightVersion:
@@ -57,6 +58,22 @@ class Publication:
         return manifest
 
     def confirm(self, manifest: WeightsManifest) -> WeightsManifest | None:
-        """Record that the engines serve ``manifest``; return what they served before."""
+        """Record that the engines serve ``manifest``; return what nobody needs any more, if it is not pinned."""
         before, self._serving = self._serving, manifest
-        return before
+        return None if before is self._pinned else before
+
+    def pin(self) -> WeightsManifest:
+        """Keep what the engines serve, whatever they serve later; returns it.
+
+        Raises:
+            InvariantError: They serve nothing, or something is pinned already.
+        """
+        if self._serving is None or self._pinned is not None:
+            raise InvariantError(f"v{self.served} cannot be pinned: {self._pinned or 'nothing'} is")
+        self._pinned = self._serving
+        return self._serving
+
+    def unpin(self) -> WeightsManifest | None:
+        """Keep what was pinned no longer; return it if nobody needs it any more."""
+        pinned, self._pinned = self._pinned, None
+        return None if pinned is self._serving else pinned

@@ -28,17 +28,21 @@ class GroupStatus(Message, frozen=True, kw_only=True):
 
 
 class EngineStanding(Message, frozen=True, kw_only=True):
-    """An engine as it says of itself; ``answers``: whether it said anything."""
+    """An engine as it says of itself; ``answers``: whether it said anything, ``evaluates``: it does nothing else."""
 
     name: str
     answers: bool = True
     version: WeightVersion | None = None
     live: int = 0
     paused: bool = False
+    evaluates: bool = False
 
 
 class EvaluationStatus(Message, frozen=True, kw_only=True):
-    """An evaluation that goes on, in prompts: ``prompts = graded + failed + running + waiting``."""
+    """An evaluation that goes on, in prompts: ``prompts = graded + failed + running + waiting``.
+
+    ``reserved``: on engines of its own, so that nothing waits for it.
+    """
 
     version: WeightVersion
     prompts: int
@@ -46,6 +50,7 @@ class EvaluationStatus(Message, frozen=True, kw_only=True):
     failed: int
     running: int
     seconds: float
+    reserved: bool = False
 
 
 class RunStatus(Message, frozen=True, kw_only=True):

@@ -87,7 +87,8 @@ class _Watcher:
 def in_simulation(cfg: RunConfig, options: dict[str, Any]) -> RunConfig:
     """Return a job as it is simulated.
 
-    Its workloads are scripted, so a completion is as long as the world says; nothing is placed, written or evaluated.
+    Its workloads are scripted, so a completion is as long as the world says; nothing is placed, written or evaluated,
+    and engines that would only evaluate are not there.
 
     Args:
         cfg: The job.
@@ -99,6 +100,7 @@ def in_simulation(cfg: RunConfig, options: dict[str, Any]) -> RunConfig:
         reward=cfg.reward or Section(kind=BACKEND),
         model=None,
         evaluation=None,
+        engines=cfg.engines - cfg.reserved_engines,
         sampling=msgspec.structs.replace(cfg.sampling, max_tokens=1 << 40),
         run_dir=None,
         ledger=None,

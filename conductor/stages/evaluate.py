@@ -1,11 +1,15 @@
 """Evaluate: the weights that the engines serve, on prompts of their own, beside the training.
 
-An evaluation is pinned to a version: who publishes runs it, and so publishes nothing meanwhile. It is in none of the
-run's accounts and leases nothing; its requests stand under ``E<version>/`` and are aborted like others. What fails in
-it is counted, unless the job says otherwise; only what proves us wrong ends the run.
+An evaluation is pinned to a version: who publishes runs it, and so publishes nothing meanwhile. Where engines are
+reserved for it this is a stage: versions served in; it keeps the weights, lets the reserved engines load them, and
+nobody waits.
+
+It is in none of the run's accounts and leases nothing; its requests stand under ``E<version>/`` and are aborted like
+others. What fails in it is counted, unless the job says otherwise; only what proves us wrong ends the run.
 """
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from conductor.abort import stop
 from conductor.bounded import within
@@ -41,6 +45,12 @@ from protocols.rollouts import GroupReceipt, RolloutLease
 from protocols.tracking import StepRecord
 
 _OURS = (InvariantError, CorruptLedger)
+
+
+async def run(ctx: RunContext, served: MemoryObjectReceiveStream[WeightVersion]) -> None:
+    """Evaluate what is served on engines of its own, the newest when the last evaluation is done, if it is due."""
+    async for _ in served:
+        await evaluate_if_due(ctx)
 
 
 def is_due(ctx: RunContext, version: WeightVersion) -> bool:
@@ -98,13 +108,16 @@ async def evaluate_last(ctx: RunContext) -> None:
 async def _evaluate(ctx: RunContext, version: WeightVersion) -> None:
     evaluation = Evaluation(version=version, prompts=len(ctx.evaluation_prompts), began=anyio.current_time())
     ctx.evaluation, ctx.evaluated = evaluation, version  # until it is over: a run that ends aborts it
+    manifest = ctx.publication.pin()
     seconds = ctx.cfg.deadlines.evaluation
     try:
         with within(ctx.waits, "evaluation", f"v{version}", seconds):
+            if ctx.reserved is not None:
+                await ctx.reserved.publish(manifest)
             await _play_all(ctx, evaluation)
         if evaluation.running or evaluation.waiting:
             raise InvariantError(f"the evaluation of v{version} ended and its accounts do not: {evaluation}")
-    except DeadlineExceeded as exc:
+    except (DeadlineExceeded, PortFailed) as exc:
         await _clear(ctx, evaluation_prefix(ctx.cfg.registration, version))
         _fail(ctx, evaluation, str(exc))
     else:
@@ -113,6 +126,8 @@ async def _evaluate(ctx: RunContext, version: WeightVersion) -> None:
         else:
             _fail(ctx, evaluation, f"none of its {evaluation.prompts} prompts could be graded")
     ctx.evaluation = None
+    if (superseded := ctx.publication.unpin()) is not None:
+        await release(ctx, superseded.payload.owner)
 
 
 async def _conclude(ctx: RunContext, evaluation: Evaluation) -> None:

@@ -1,12 +1,14 @@
-"""Publish: versions of staged weights in; engines that serve the newest of them.
+"""Publish: versions of staged weights in; engines that serve the newest of them, and versions served out.
 
 Waits for the engines, at most ``deadlines.publish``. Versions that were overtaken while a publish ran are
 skipped. Groups that would be over age under the new weights are interrupted, if the job's sampler says so.
 Admission grants groups for a version once the engines have confirmed it.
 """
 
+from contextlib import suppress
+
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from conductor.abort import interrupt
 from conductor.context import RunContext
@@ -17,15 +19,28 @@ from conductor.stages.evaluate import evaluate_if_due
 from protocols.messages import WeightVersion
 
 
-async def run(ctx: RunContext, staged: MemoryObjectReceiveStream[WeightVersion]) -> None:
-    """Publish whatever is staged, newest first; what is to be evaluated is, before anything else is published."""
-    await evaluate_if_due(ctx)  # a run that goes on may have been ended before it came to it
+async def run(
+    ctx: RunContext, staged: MemoryObjectReceiveStream[WeightVersion], served: MemoryObjectSendStream[WeightVersion]
+) -> None:
+    """Publish whatever is staged, newest first; what is to be evaluated is, before anything else is published.
+
+    Where engines are reserved for that it is told of, and nothing waits for it.
+    """
+    await _evaluate(ctx, served)  # a run that goes on may have been ended before it came to it
     async with anyio.create_task_group() as group:
         async for _ in staged:
             for lease in over_age(ctx):
                 ctx.start(group, f"interrupt {lease.lease_id}", interrupt, ctx, lease)
             await publish_pending(ctx)
-            await evaluate_if_due(ctx)
+            await _evaluate(ctx, served)
+
+
+async def _evaluate(ctx: RunContext, served: MemoryObjectSendStream[WeightVersion]) -> None:
+    if ctx.reserved is None:
+        await evaluate_if_due(ctx)
+    else:
+        with suppress(anyio.WouldBlock):  # one that waits there already means: whatever is newest
+            served.send_nowait(ctx.publication.serving)
 
 
 def over_age(ctx: RunContext) -> list[Lease]:

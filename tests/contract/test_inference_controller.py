@@ -7,6 +7,7 @@ from typing import NamedTuple
 import anyio
 import pytest
 
+from backends.engines._reserved import ReservedEngines
 from backends.engines.pool import open_pool
 from protocols.errors import Aborted, EngineStale
 from protocols.inference import (
@@ -42,6 +43,13 @@ async def _pool() -> AsyncGenerator[Made]:
 
 
 @asynccontextmanager
+async def _reserved() -> AsyncGenerator[Made]:
+    evaluating = {WorkerId("rollout/2"): ScriptedEngine(name="rollout/2")}
+    async with _pool() as training, open_pool(evaluating) as pool:
+        yield Made(ReservedEngines(training.controller, pool, prefix="p.1/E"), training.engines)
+
+
+@asynccontextmanager
 async def _scripted() -> AsyncGenerator[Made]:
     controller = ScriptedInference(MEMBERS)
     yield Made(controller, controller.engines)
@@ -60,6 +68,8 @@ def _wired(opened: OpenController) -> OpenController:
     params=[
         pytest.param(_pool, id="pool"),
         pytest.param(_wired(_pool), id="pool-wired"),
+        pytest.param(_reserved, id="reserved"),
+        pytest.param(_wired(_reserved), id="reserved-wired"),
         pytest.param(_scripted, id="scripted"),
         pytest.param(_wired(_scripted), id="scripted-wired"),
     ]

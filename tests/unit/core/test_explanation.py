@@ -72,6 +72,7 @@ def test_engines_are_told_of_with_what_would_mend_them() -> None:
         EngineStanding(name="b", answers=False),
         EngineStanding(name="c", version=WeightVersion(1), paused=True),
         EngineStanding(name="d"),
+        EngineStanding(name="e", version=WeightVersion(2), evaluates=True),
     )
     found = explain(status(ready=4, engines=engines))
     assert found.waits_for[1:] == (
@@ -79,6 +80,7 @@ def test_engines_are_told_of_with_what_would_mend_them() -> None:
         "engine b does not answer",
         "engine c serves v1 where v3 is published, with 0 live requests, and is paused",
         "engine d has no weights where v3 is published, with 0 live requests",
+        "engine e serves v2, with 0 live requests",
     )
     assert found.unblocked_by[:3] == (
         "an answer of engine b",
