@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# flake8-async takes 0.3 s a file, in one process; a file without one of these has nothing that its rules look for
+ASYNC_WORDS := 'async|await|except'
+
 SMOLLM2 := $(abspath $(or $(CONDUCTOR_CACHE),$(HOME)/.cache/conductor))/smollm2
 SMOLLM2_JOB := examples/smollm2/job.toml
 SMOLLM2_SET := --set model.path=$(SMOLLM2)
@@ -57,7 +60,7 @@ test-fast: check $(VENV)/.test-extras
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/flake8-async --enable=ASYNC1,ASYNC2,ASYNC9 $$(find protocols conductor backends -name '*.py')
+	grep -rlE --include='*.py' $(ASYNC_WORDS) protocols conductor backends | xargs -P 4 -n 32 $(BIN)/flake8-async --enable=ASYNC1,ASYNC2,ASYNC9
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 

@@ -1,7 +1,7 @@
 """What every inference controller keeps to, over scripted engines."""
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import NamedTuple
 
 import anyio
@@ -210,3 +210,34 @@ async def test_preparing_resumes_what_stands_still(open_controller: OpenControll
         assert readiness.members == set(MEMBERS)
         assert not any([(await engine.status()).paused for engine in engines.values()])
         await controller.generate(asks("p.1/L1/0/"))
+
+
+@pytest.mark.parametrize("published", [False, True])
+async def test_every_call_reaches_a_checkpoint(open_controller: OpenController, published: bool) -> None:
+    """Without weights a request is refused at once, and whoever tries again must not keep the loop for himself."""
+    async with open_controller() as (controller, _):
+        if published:
+            await controller.publish(weights(0))
+        calls: list[Callable[[], Awaitable[object]]] = [
+            controller.endpoint,
+            controller.prepare_rollout,
+            lambda: controller.generate(asks("p.1/L0/0/")),
+            lambda: controller.abort("p.1/"),
+            controller.live_requests,
+            lambda: controller.publish(weights(0)),
+            controller.versions,
+            controller.statuses,
+            controller.pause,
+            controller.resume,
+        ]
+        for call in calls:
+            others: list[str] = []
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_go_on, others)
+                with suppress(EngineStale):
+                    await call()
+                assert others
+
+
+async def _go_on(done: list[str]) -> None:
+    done.append("something else")

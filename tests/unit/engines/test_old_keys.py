@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backends.engines import torch as torch_engine
-from backends.engines.pool import EnginePool
+from backends.engines.pool import EnginePool, open_pool
 from backends.models.loading import load_module, named_weights
 from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
@@ -54,7 +54,7 @@ class Served:
 
 
 @asynccontextmanager
-async def open_pool() -> AsyncGenerator[Served]:
+async def open_served() -> AsyncGenerator[Served]:
     payloads = ScriptedPayloads()
     host = Host(site=site(), payloads=payloads)
     async with AsyncExitStack() as stack:
@@ -64,19 +64,19 @@ async def open_pool() -> AsyncGenerator[Served]:
             )
             for number in range(ENGINES)
         }
-        yield Served(EnginePool(engines), payloads)
+        yield Served(await stack.enter_async_context(open_pool(engines)), payloads)
 
 
 async def test_a_prompt_seen_before_is_answered_as_by_engines_that_never_saw_it() -> None:
     """I26, I27: a prefix cache went on serving keys of old weights, for 17 versions, on some engines and not others."""
-    async with open_pool() as used:
+    async with open_served() as used:
         answers: list[Completion] = []
         for version in range(3):
             before = answers
             await used.publish(version)
             answers = await used.ask_all(f"v{version}/")
             assert not before or before[0].logprobs != answers[0].logprobs, "these weights tell nothing apart"
-    async with open_pool() as fresh:
+    async with open_served() as fresh:
         await fresh.publish(2)
         expected = await fresh.ask_all("fresh/")
     for answer in (*answers, *expected[1:]):
