@@ -44,7 +44,7 @@ def test_unclaimed_are_the_open_leases_of_no_batch() -> None:
     table = table_after(*PATH_TO[State.GRADED], admitted(L1), admitted(LeaseId("L2")))
     assert list(table.unclaimed) == [0, 1, 2]
     table.apply(claimed(L0))
-    assert table.unclaimed == [1, 2]
+    assert list(table.unclaimed) == [1, 2]
 
 
 def test_what_was_never_admitted_is_told_from_what_is_settled() -> None:
