@@ -13,7 +13,7 @@ class RunStarted(Message, frozen=True, kw_only=True, tag="run_started"):
     """The first event of a record.
 
     Attributes:
-        run_id: Made when the run began; its checkpoints carry it.
+        run_id: Names the run, however often it is resumed; its checkpoints carry it.
         job: The job as built-in values, for a resume to compare with.
         version: The trainer's version before the first step.
         prompts: Where the source stood.
@@ -287,12 +287,10 @@ class Record(Message, frozen=True, kw_only=True):
     """A whole record, read by somebody who does not write it.
 
     Attributes:
-        run_id: Of the run that it was made for; it stays the same when the run is resumed.
         events: In order.
         lost: How many events had been durable and are not there any more.
     """
 
-    run_id: str
     events: tuple[LedgerEvent, ...]
     lost: int
 
@@ -310,6 +308,7 @@ class LedgerPort(Protocol):
 
         Raises:
             PortFailed: They could not be written, or an earlier append could not.
+            CorruptLedger: What was written before turned out to be damaged.
         """
         ...
 
@@ -329,5 +328,8 @@ class LedgerPort(Protocol):
         """Put ``events`` in the place of all that was appended before, at once or not at all.
 
         Cancelling: it happens all the same.
+
+        Raises:
+            PortFailed, CorruptLedger: As ``append``; the record is what it was.
         """
         ...

@@ -213,14 +213,12 @@ class LeaseTable:
         self.tally.epoch = event.prompt.epoch
 
     def _generate(self, event: Generating) -> None:
-        self._running_attempt(event.lease_id, event.attempt)
-        lease = self[event.lease_id]
+        lease = self._attempt(event.lease_id, event.attempt)
         self._move(lease, State.GENERATING)
         lease.version = event.version
 
     def _grade(self, event: Graded) -> None:
-        lease = self[event.lease_id]
-        self._running_attempt(event.lease_id, event.receipt.attempt)
+        lease = self._attempt(event.lease_id, event.receipt.attempt)
         if len(event.grades) != lease.group_size:
             raise InvariantError(f"{len(event.grades)} grades for the {lease.group_size} samples of {lease.lease_id}")
         self._move(lease, State.GRADED, only_from=State.GENERATING)
@@ -338,9 +336,11 @@ class LeaseTable:
             cuts=self.settlements.messages(),
         )
 
-    def _running_attempt(self, lease_id: LeaseId, attempt: int) -> None:
-        if attempt != self[lease_id].attempt:
-            raise InvariantError(f"attempt {attempt} of {lease_id}; attempt {self[lease_id].attempt} is running")
+    def _attempt(self, lease_id: LeaseId, attempt: int) -> Lease:
+        lease = self[lease_id]
+        if attempt != lease.attempt:
+            raise InvariantError(f"attempt {attempt} of {lease_id}; attempt {lease.attempt} is running")
+        return lease
 
     def _dispatch(self, dispatch_id: DispatchId) -> Claimed:
         if dispatch_id not in self._dispatches:

@@ -87,7 +87,7 @@ class Tally:
 
     def commit(self, grades: Sequence[Grade | GradeFault]) -> None:
         """Count a trained group."""
-        trained = sum(isinstance(grade, Grade) for grade in grades)
+        trained = [type(grade) for grade in grades].count(Grade)
         self.committed += 1
         self.trained_samples += trained
         self.masked_samples += len(grades) - trained

@@ -29,11 +29,11 @@ class Head(Message, frozen=True, kw_only=True):
     """What stands before the events.
 
     Attributes:
-        run_id: Minted with the file; a run that is resumed keeps it.
+        file_id: Minted with the file, so that the mark of another that stood here before is known as such.
         base: Number of the last event that a compaction put away; the first row's events come after it.
     """
 
-    run_id: str
+    file_id: str
     base: int
 
     def encoded(self) -> tuple[int, int, bytes]:
@@ -43,7 +43,7 @@ class Head(Message, frozen=True, kw_only=True):
 
     @property
     def start(self) -> End:
-        """What the first row continues; its sum binds every event to this run and this compaction."""
+        """What the first row continues; its sum binds every event to this file and this compaction."""
         return End(seq=self.base, crc=self.encoded()[1])
 
 

@@ -22,9 +22,9 @@ _CRC = struct.Struct(">I")
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Event ``seq`` of the run ``run_id`` (32 hexadecimal digits) was durable."""
+    """Event ``seq`` of the ledger ``file_id`` (32 hexadecimal digits) was durable."""
 
-    run_id: str
+    file_id: str
     seq: int
 
 
@@ -43,33 +43,33 @@ def read_mark(ledger: Path) -> Mark | None:
     if len(body) < _BODY.size or _CRC.pack(zlib.crc32(body)) != crc:
         log.warning("ledger.mark_torn", path=str(mark_path(ledger)))
         return None
-    run, seq = _BODY.unpack(body)
-    return Mark(run_id=run.hex(), seq=seq)
+    file, seq = _BODY.unpack(body)
+    return Mark(file_id=file.hex(), seq=seq)
 
 
-def count_lost(mark: Mark | None, run_id: str, last: int) -> int:
+def count_lost(mark: Mark | None, file_id: str, last: int) -> int:
     """Return how many events a mark knows of beyond ``last``, the last one that is there."""
-    return max(0, mark.seq - last) if mark is not None and mark.run_id == run_id else 0
+    return max(0, mark.seq - last) if mark is not None and mark.file_id == file_id else 0
 
 
 class MarkWriter:
     """Moves the mark, in one system call."""
 
-    def __init__(self, descriptor: int, run_id: str) -> None:
+    def __init__(self, descriptor: int, file_id: str) -> None:
         self._descriptor = descriptor
-        self._run = bytes.fromhex(run_id)
+        self._file = bytes.fromhex(file_id)
 
     def move(self, seq: int) -> None:
         """Set the mark to ``seq``."""
-        body = _BODY.pack(self._run, seq)
+        body = _BODY.pack(self._file, seq)
         os.pwrite(self._descriptor, body + _CRC.pack(zlib.crc32(body)), 0)
 
 
 @contextmanager
-def open_mark(ledger: Path, run_id: str) -> Generator[MarkWriter]:
+def open_mark(ledger: Path, file_id: str) -> Generator[MarkWriter]:
     """Open the mark for writing; it stays as it is until it is moved."""
     descriptor = os.open(mark_path(ledger), os.O_WRONLY | os.O_CREAT, 0o644)
     try:
-        yield MarkWriter(descriptor, run_id)
+        yield MarkWriter(descriptor, file_id)
     finally:
         os.close(descriptor)

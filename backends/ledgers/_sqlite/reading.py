@@ -63,4 +63,4 @@ def _read(path: Path, file: Path, how: str) -> Record:
         if head is None:
             raise UserError(f"the ledger {path} holds nothing yet")
         events, end = read_events(db, head.start, path)
-    return Record(run_id=head.run_id, events=tuple(events), lost=count_lost(mark, head.run_id, end.seq))
+    return Record(events=tuple(events), lost=count_lost(mark, head.file_id, end.seq))

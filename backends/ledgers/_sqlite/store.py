@@ -138,10 +138,10 @@ def open_store(path: Path, *, synchronous: Synchronous, resume: bool) -> Generat
                 raise _nothing_to_resume(path)
             head = head or _create(db)
             end = read_end(db, head.start, path)
-            lost = count_lost(known, head.run_id, end.seq)
+            lost = count_lost(known, head.file_id, end.seq)
             if not resume and (end.seq or lost):
                 raise _held_by_a_run(path)
-            mark = stack.enter_context(open_mark(path, head.run_id))
+            mark = stack.enter_context(open_mark(path, head.file_id))
         yield Store(db, path, mark=mark, head=head, end=end, lost=lost)
 
 
@@ -156,7 +156,7 @@ def _connect(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
 
 
 def _create(db: sqlite3.Connection) -> Head:
-    head = Head(run_id=uuid.uuid4().hex, base=0)
+    head = Head(file_id=uuid.uuid4().hex, base=0)
     with _transaction(db):
         for table in TABLES:
             db.execute(table)

@@ -1,6 +1,7 @@
 """The SQLite adapter: whose a file is, who may open it, and what happens at its edges."""
 
 import os
+import shutil
 import socket
 import sqlite3
 import stat
@@ -65,7 +66,7 @@ def read_only(folder: Path) -> Generator[None]:
 
 
 class TestWhoseItIs:
-    async def test_a_run_that_goes_on_finds_its_events_and_keeps_its_identity(self, tmp_path: Path) -> None:
+    async def test_a_run_that_goes_on_finds_its_events(self, tmp_path: Path) -> None:
         await write_run(tmp_path, 0, 1)
         first = sqlite.read(CFG, site_of(tmp_path))
         async with open_sqlite(tmp_path, resume=True) as ledger:
@@ -74,7 +75,6 @@ class TestWhoseItIs:
             await ledger.compact((generating(3),))
         second = sqlite.read(CFG, site_of(tmp_path))
         assert second.events == (generating(3),)
-        assert second.run_id == first.run_id
         assert second.lost == first.lost == 0
 
     async def test_a_new_run_does_not_go_on_with_the_record_of_another(self, tmp_path: Path) -> None:
@@ -85,12 +85,13 @@ class TestWhoseItIs:
                 pass
         assert sqlite.read(CFG, site_of(tmp_path)).events == (generating(0),)
 
-    async def test_two_runs_are_two(self, tmp_path: Path) -> None:
-        for name in ("a", "b"):
+    async def test_the_mark_of_another_ledger_is_not_taken_for_its_own(self, tmp_path: Path) -> None:
+        """A file that was put in the place of another has not lost the other's events."""
+        for name, leases in (("a", 3), ("b", 1)):
             (tmp_path / name).mkdir()
-            await write_run(tmp_path / name, 0)
-        ids = {sqlite.read(CFG, site_of(tmp_path / name)).run_id for name in ("a", "b")}
-        assert len(ids) == 2
+            await write_run(tmp_path / name, *range(leases))
+        shutil.copyfile(tmp_path / "a" / "ledger.sqlite.mark", tmp_path / "b" / "ledger.sqlite.mark")
+        assert sqlite.read(CFG, site_of(tmp_path / "b")).lost == 0
 
     async def test_a_run_that_died_before_its_first_event_may_begin_again(self, tmp_path: Path) -> None:
         await write_run(tmp_path)
