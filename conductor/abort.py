@@ -114,21 +114,36 @@ async def _abort(ctx: RunContext, lease: Lease, reason: str) -> None:
         Stalled: It was not confirmed within ``deadlines.reconcile``.
     """
     await ctx.record(Aborting(lease_id=lease.lease_id, reason=reason))
+    await end(ctx, prefix_of(ctx, lease), lease.lease_id, reason)
+    await ctx.record(AbortConfirmed(lease_id=lease.lease_id))
+
+
+async def end(ctx: RunContext, prefix: str, name: str, reason: str) -> None:
+    """End everything under a prefix, again and again until it is confirmed that nothing runs any more.
+
+    Args:
+        ctx: The run.
+        prefix: Of its requests.
+        name: What it is called, for people.
+        reason: Why it ends, for people.
+
+    Raises:
+        Stalled: It was not confirmed within ``deadlines.reconcile``.
+    """
     began = anyio.current_time()
     for tries in count(1):
-        unconfirmed = await stop(ctx, prefix_of(ctx, lease))
+        unconfirmed = await stop(ctx, prefix)
         if not unconfirmed:
-            break
+            return
         ids, tried_s = sorted(unconfirmed), anyio.current_time() - began
-        ctx.log.warning("abort.unconfirmed", lease_id=lease.lease_id, ids=ids, tries=tries, seconds=tried_s)
-        until_next_s = pause_s(tries, lease.lease_id)
+        ctx.log.warning("abort.unconfirmed", lease_id=name, ids=ids, tries=tries, seconds=tried_s)
+        until_next_s = pause_s(tries, name)
         if tried_s + until_next_s > ctx.cfg.deadlines.reconcile:
             raise Stalled(
-                f"{lease.lease_id} was aborted {tries} times in {tried_s:.0f} s for {reason}, and "
+                f"{name} was aborted {tries} times in {tried_s:.0f} s for {reason}, and "
                 f"{', '.join(ids)} may still run; deadlines.reconcile allows {ctx.cfg.deadlines.reconcile:g} s"
             )
         await anyio.sleep(until_next_s)
-    await ctx.record(AbortConfirmed(lease_id=lease.lease_id))
 
 
 async def stop(ctx: RunContext, prefix: str) -> frozenset[str]:

@@ -90,7 +90,7 @@ def _is_made_up_for(life: Life, fault: Fault) -> bool:
     if fault.kind in {"crash", "preemption"} and fault.method.startswith("Trainer"):
         return False
     if fault.kind in {"crash", "preemption"} and fault.method.startswith("Engine"):
-        return life.cfg.engines > 1 or fault.lasts_s < _WAITED_FOR * deadlines.publish
+        return life.cfg.engines - life.cfg.reserved_engines > 1 or fault.lasts_s < _WAITED_FOR * deadlines.publish
     return True
 
 

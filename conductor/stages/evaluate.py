@@ -11,7 +11,7 @@ others. What fails in it is counted, unless the job says otherwise; only what pr
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from conductor.abort import stop
+from conductor.abort import end
 from conductor.bounded import within
 from conductor.context import RunContext
 from conductor.core.evaluation import (
@@ -193,10 +193,10 @@ async def _attempts(
         lease = _lease(ctx, version, prompt, attempt)
         try:
             return await _once(ctx, ports, lease, version)
-        except (Transient, Aborted):
+        except (Transient, Aborted) as exc:
             if attempt + 1 == ctx.cfg.attempts:
                 raise
-            await stop(ctx, lease.prefix)
+            await end(ctx, lease.prefix, lease.lease_id, type(exc).__name__)
             await anyio.sleep(pause_s(attempt + 1, lease.lease_id))
     raise InvariantError("a prompt is tried at least once")
 
@@ -230,15 +230,13 @@ def _lease(ctx: RunContext, version: WeightVersion, prompt: Prompt, attempt: int
 
 
 async def _clear(ctx: RunContext, prefix: str) -> None:
-    """End what still runs under a prefix, as well as it goes; where it does not, the run tries again at its end."""
+    """End what still runs under a prefix; where that is not confirmed in time, the run tries again at its end."""
     owed, ctx.owed = ctx.owed, True
     try:
-        unconfirmed = await stop(ctx, prefix)
+        await end(ctx, prefix, prefix, "a failed evaluation")
     except _OURS:
         raise
     except Exception as exc:  # noqa: BLE001 - as above
         ctx.log.warning("abort.failed", prefix=prefix, error=f"{type(exc).__name__}: {exc}")
     else:
-        ctx.owed = owed or bool(unconfirmed)
-        if unconfirmed:
-            ctx.log.warning("abort.unconfirmed", prefix=prefix, ids=sorted(unconfirmed))
+        ctx.owed = owed

@@ -56,6 +56,8 @@ async def _play(ctx: RunContext, lease: Lease, finished: MemoryObjectSendStream[
         if lease_id in ctx.ending:  # it was faster than its end, which may have released its payload already
             await retry(ctx, lease, Aborted(prefix=request.prefix))
             return
+        if receipt.lease_id != lease_id:
+            raise InvariantError(f"{lease_id} was answered with the receipt of {receipt.lease_id}")
         _refuse_the_future(receipt, ctx.trained)
         ctx.table.deliver(receipt)
         await finished.send(lease_id)

@@ -19,7 +19,7 @@ from conductor.patience import patiently, release
 from conductor.spool import sweep
 from conductor.stages.checkpoint import save_if_due
 from conductor.stages.evaluate import is_due
-from protocols.errors import InvariantError, PayloadLost, PortFailed, Transient, WorkerLost
+from protocols.errors import InvariantError, PayloadLost, PortFailed, Transient
 from protocols.grading import Grade
 from protocols.inference import Segment, WeightsManifest
 from protocols.ledger import Committed, Stepped, Unclaimed
@@ -115,8 +115,6 @@ async def _step(ctx: RunContext, batch: BatchLease) -> StepReport:
     async def attempt() -> StepReport:
         try:
             return await trainer.train_step(batch)
-        except WorkerLost:
-            raise
         except Transient as exc:
             failure = exc
         report = await patiently(ctx, "asking for the outcome of a step", name, lambda: trainer.outcome(name))

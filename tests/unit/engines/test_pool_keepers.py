@@ -1,6 +1,7 @@
 """The pool's keepers: an engine that fell behind comes back alone, and nobody waits for it."""
 
 import math
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from protocols.errors import (
 )
 from protocols.inference import PublishReceipt
 from tests.support.pools import A, B, Pool, asks, dead, open_pool_over, weights
+from tests.support.scripted.engine import ScriptedEngine
 
 MANY = 30.0
 """Seconds after which whatever fails no more has been tried again."""
@@ -73,6 +75,8 @@ async def test_what_an_engine_works_on_that_hangs_while_it_loads_is_tried_elsewh
                 await anyio.wait_all_tasks_blocked()
             pool.engines[A].faults["load_weights"] = None
             await pool.port.publish(weights(1))
+            await anyio.wait_all_tasks_blocked()
+            assert list(errors) == ["a/"], "as soon as its time is over"
         assert {prefix: type(error) for prefix, error in errors.items()} == {"a/": WorkerLost}
         assert errors["a/"].worker == A  # type: ignore[attr-defined]
 
@@ -150,6 +154,67 @@ async def test_newer_weights_do_not_wait_for_a_load_that_hangs() -> None:
         began = anyio.current_time()
         assert (await pool.port.publish(weights(2))).confirmed == {A, B}
         assert anyio.current_time() - began == pytest.approx(1.0)
+
+
+async def test_while_newer_weights_are_loaded_nobody_believes_what_was_cut() -> None:
+    async with open_pool_over(A, load_s=5.0) as pool, anyio.create_task_group() as tasks:
+        await pool.port.publish(weights(0))
+        for version in (1, 2):
+            tasks.start_soon(partial(_publish_for, pool, version, 1.0 if version == 1 else 30.0))
+            await anyio.sleep(2)
+            assert await pool.port.versions() == {A: None}
+
+
+async def _publish_for(pool: Pool, version: int, seconds: float) -> None:
+    with anyio.move_on_after(seconds):
+        await pool.port.publish(weights(version))
+
+
+async def test_a_publish_stands_after_half_of_its_time_on_those_that_confirmed() -> None:
+    """Here an engine finishes its work first, for half of the time, and has the other half to load."""
+    async with open_pool_over(A, B, token_s=math.inf, mode="drain") as pool, anyio.create_task_group() as tasks:
+        await pool.port.publish(weights(0))
+        tasks.start_soon(partial(_until_lost, pool, "a/"))
+        await anyio.wait_all_tasks_blocked()
+        pool.engines[A].faults["load_weights"] = None
+        began = anyio.current_time()
+        assert (await pool.port.publish(weights(1))).confirmed == {B}
+        assert anyio.current_time() - began == pytest.approx(20)
+
+
+async def _until_lost(pool: Pool, prefix: str) -> None:
+    with suppress(WorkerLost):
+        await pool.port.generate(asks(prefix))
+
+
+async def test_an_engine_that_was_lost_while_all_stood_still_goes_on_when_it_is_back() -> None:
+    async with open_pool_over(A, B) as pool:
+        await pool.port.publish(weights(0))
+        await pool.port.pause()
+        pool.engines[A].faults |= {"abort": dead(), "status": dead()}
+        await pool.port.abort("p.1/")
+        await pool.port.resume()
+        assert (await ScriptedEngine.status(pool.engines[A])).paused
+        pool.engines[A].faults.clear()
+        await anyio.sleep(MANY)
+        assert not (await pool.engines[A].status()).paused
+        assert await pool.port.versions() == {A: 0, B: 0}
+
+
+async def test_a_load_that_fails_while_all_stand_still_lets_nobody_go_on() -> None:
+    async with open_pool_over(A, B) as pool:
+        await pool.port.publish(weights(0))
+        await pool.port.pause()
+        pool.engines[A].faults["load_weights"] = Transient("no room")
+        assert (await pool.port.publish(weights(1))).stale == {A}
+        assert all([(await engine.status()).paused for engine in pool.engines.values()])
+
+
+async def test_an_engine_that_loaded_and_stands_still_gets_no_requests() -> None:
+    async with open_pool_over(A, B, mode="interrupt") as pool:
+        await pool.port.publish(weights(0))
+        pool.engines[A].faults["resume"] = Transient("no answer")
+        assert (await pool.port.publish(weights(1))).stale == {A}
 
 
 async def test_a_request_waits_for_the_only_engine_to_come_back() -> None:
@@ -241,6 +306,8 @@ async def test_an_abort_reaches_a_request_that_no_engine_has_yet() -> None:
             tasks.start_soon(generate)
             await anyio.sleep(1)
             assert (await pool.port.abort("p.1/L1/")).unconfirmed == frozenset()
+            await anyio.wait_all_tasks_blocked()
+            assert aborted == ["p.1/L1/"], "at once"
             pool.engines[A].faults.clear()
         assert aborted == ["p.1/L1/"]
         await anyio.sleep(MANY)
@@ -261,3 +328,21 @@ async def test_a_keeper_goes_with_its_pool() -> None:
     before = tried()
     await anyio.sleep(100)
     assert tried() == before
+
+
+async def test_an_abort_ends_a_request_that_waits_for_the_pool_to_go_on() -> None:
+    async with open_pool_over(A) as pool, anyio.create_task_group() as tasks:
+        await pool.port.publish(weights(1))
+        await pool.port.pause()
+        ended = anyio.Event()
+
+        async def generate() -> None:
+            with pytest.raises(Aborted):
+                await pool.port.generate(asks("p.1/L1/0/"))
+            ended.set()
+
+        tasks.start_soon(generate)
+        await anyio.wait_all_tasks_blocked()
+        await pool.port.abort("p.1/L1/")
+        with anyio.fail_after(0.1):
+            await ended.wait()
