@@ -4,9 +4,21 @@ import pytest
 
 from conductor.core.lease import State
 from protocols.errors import InvariantError
-from protocols.ledger import AbortConfirmed, Aborting, Generating, Readmitted, Unclaimed
-from protocols.messages import DispatchId, LeaseId
-from tests.unit.core.test_leases import D0, L0, L1, PATH_TO, admitted, claimed, graded, table_after
+from protocols.ledger import AbortConfirmed, Aborting, Checkpointed, Generating, Readmitted, Unclaimed
+from protocols.messages import DispatchId, LeaseId, WeightVersion
+from tests.unit.core.test_leases import (
+    D0,
+    L0,
+    L1,
+    PATH_TO,
+    admitted,
+    claimed,
+    committed,
+    graded,
+    started,
+    stepped,
+    table_after,
+)
 
 
 def test_a_record_of_another_attempt_is_refused() -> None:
@@ -53,3 +65,13 @@ def test_what_was_never_admitted_is_told_from_what_is_settled() -> None:
         table[L1]
     with pytest.raises(InvariantError, match="D1 is no open dispatch"):
         table.dispatch(DispatchId("D1"))
+
+
+def test_what_the_oldest_checkpoint_cannot_reopen_is_forgotten() -> None:
+    """I73: settled leases of a long run must not stay in memory."""
+    table = table_after(started(), *PATH_TO[State.CLAIMED], committed(L0), stepped(1), admitted(L1))
+    assert [lease.lease_id for lease in table.settlements.recent] == [L0]
+    table.apply(Checkpointed(version=WeightVersion(1), kept=(WeightVersion(0), WeightVersion(1))))
+    assert [lease.lease_id for lease in table.settlements.recent] == [L0]
+    table.apply(Checkpointed(version=WeightVersion(1), kept=(WeightVersion(1),)))
+    assert not table.settlements.recent

@@ -1,0 +1,60 @@
+"""Where bugs are planted, and the tests that are to find them there: those that are quick and close to the module."""
+
+from collections.abc import Mapping
+
+_CORE = "tests/unit/core"
+_POOL = (
+    "tests/unit/engines/test_pool.py",
+    "tests/unit/engines/test_pool_failures.py",
+    "tests/contract/test_inference_controller.py",
+)
+_FLEET = "tests/unit/fleet"
+
+
+def _runs(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/sim/test_{name}.py" for name in names)
+
+
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "conductor.core.admission": (_CORE, *_runs("pipeline", "idle_steps")),
+    "conductor.core.epochs": (_CORE, *_runs("pipeline")),
+    "conductor.core.evaluation": _runs("evaluation"),
+    "conductor.core.lease": (_CORE, *_runs("admit", "pipeline", "staleness")),
+    "conductor.core.leases": (_CORE, *_runs("pipeline", "resume")),
+    "conductor.core.publication": (_CORE, *_runs("pipeline", "publishing")),
+    "conductor.core.settlements": (_CORE, *_runs("resume")),
+    "conductor.core.staleness": (_CORE, *_runs("ages", "staleness")),
+    "conductor.core.tally": (_CORE, *_runs("pipeline", "idle_steps", "resume")),
+    "conductor.core.waits": (_CORE, "tests/unit/test_bounded.py", *_runs("watchdog")),
+    "conductor.stages.admit": _runs("admit", "pipeline", "idle_steps", "staleness", "resume"),
+    "conductor.stages.batch": _runs("ends", "pipeline", "idle_steps", "ages", "staleness"),
+    "conductor.stages.checkpoint": _runs("saving", "resume"),
+    "conductor.stages.evaluate": _runs("evaluation"),
+    "conductor.stages.publish": _runs("ages", "steps", "publishing", "pipeline", "evaluation"),
+    "conductor.stages.reward": _runs("ends", "stop", "pipeline", "abort"),
+    "conductor.stages.rollout": _runs("ends", "stop", "pipeline", "abort", "staleness"),
+    "conductor.stages.train": _runs("steps", "saving", "pipeline", "idle_steps", "settling"),
+    "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness"),
+    "conductor.settling": _runs("settling", "abort", "evaluation"),
+    "conductor.resuming": _runs("resume", "evaluation"),
+    "conductor.fleet.group": (_FLEET,),
+    "backends.engines.pool": (*_POOL, *_runs("publishing")),
+}
+"""Module -> files or folders of tests.
+
+Left out are ``core.explanation`` and ``core.status``: they choose words and decide nothing.
+"""
+
+SLOW = (
+    "test_killed_behind_any_event_it_trains_what_it_would_have_trained",
+    "test_stopped_at_any_time_it_has_saved_what_it_trained_and_goes_on_as_if_nothing_had_been",
+    "test_any_job_killed_anywhere_trains_the_same",
+    "test_killed_over_and_over_it_still_ends",
+    "test_ages_are_bounded_whatever_is_filtered_and_however_long_things_take",
+    "test_no_group_is_trained_over_age",
+    "test_dropping_the_slow_shortens_the_data_and_waiting_does_not",
+    "test_what_is_begun_anew_keeps_its_prompt_and_its_attempts",
+    "test_loose_trains_what_comes_whatever_its_age",
+    "runTest",  # of the state machine of leases
+)
+"""Tests of those files that are left out: each takes as long as all others together."""
