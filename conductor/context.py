@@ -64,6 +64,7 @@ class RunContext:
         idle: Whether the trainer waits for a batch.
         ending: Groups that are cut short while they are generated, and what becomes of each.
         readmitted: Leases that admit sends out again, in order.
+        ready: Groups graded since batch looked for those that are too old.
         record_failed: Whether the ledger failed to write: nothing is written after a gap.
         rollouts_done: Whether every rollout and grade that will come has come.
     """
@@ -104,6 +105,7 @@ class RunContext:
     idle: bool = False
     ending: dict[LeaseId, Literal["restart", "surplus"]] = field(default_factory=dict)
     readmitted: deque[LeaseId] = field(default_factory=deque)
+    ready: list[LeaseId] = field(default_factory=list)
     rollouts_done: bool = False
     record_failed: bool = False
 

@@ -54,6 +54,7 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         await ctx.changed.wait()
         verdict = _judge(ctx, lease, rewards)
     if verdict == "train":
+        ctx.ready.append(lease_id)
         await ctx.record(event)
         await graded.send(lease_id)
         return
