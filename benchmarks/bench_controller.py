@@ -255,7 +255,7 @@ def main() -> None:
     rounds = compare(options.rounds, options.groups)
     cost = {name: statistics.median(one[name] for one in rounds) for name in SIDES}
     ratio = {name: statistics.median(one[name] / one["skeleton"] for one in rounds) for name in SIDES}
-    few, many = growth(3, 20_000)
+    few, many = growth(3, 50_000)
     table = Table("", "us a group, p50", "x skeleton, p50")
     for name in SIDES:
         table.add_row(name, f"{cost[name]:.0f}", f"{ratio[name]:.2f}")

@@ -69,6 +69,7 @@ class RunContext:
         ending: Groups that are cut short while they are generated, and what becomes of each.
         readmitted: Leases that admit sends out again, in order.
         patiences: Of every cause that was called patiently, by its name.
+        ready: Groups graded since batch looked for those that are too old.
         record_failed: Whether the ledger failed to write: nothing is written after a gap.
         rollouts_done: Whether every rollout and grade that will come has come.
     """
@@ -110,6 +111,7 @@ class RunContext:
     idle: bool = False
     ending: dict[LeaseId, Literal["restart", "surplus"]] = field(default_factory=dict)
     readmitted: deque[LeaseId] = field(default_factory=deque)
+    ready: list[LeaseId] = field(default_factory=list)
     rollouts_done: bool = False
     patiences: dict[str, Patience] = field(default_factory=dict)
     record_failed: bool = False

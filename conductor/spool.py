@@ -69,6 +69,7 @@ async def take_back(ctx: RunContext, lease: Lease) -> bool:
         return False
     ctx.window.graded(receipt, lease.grades)
     ctx.log.info("group.restored", lease_id=lease.lease_id, samples=lease.group_size, tokens=lease.tokens)
+    ctx.ready.append(lease.lease_id)
     await ctx.record(Restored(lease_id=lease.lease_id))
     return True
 

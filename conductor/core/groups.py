@@ -1,10 +1,9 @@
 """What a sampler is told of the open leases."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from conductor.core.lease import State
-from conductor.core.leases import LeaseTable
+from conductor.core.lease import Lease, State
 from conductor.core.staleness import Group
 from protocols.messages import WeightVersion, lease_number
 
@@ -18,16 +17,16 @@ class OpenGroups:
     They are looked through when somebody iterates over them, and most decisions need none of them.
 
     Attributes:
-        table: Where they are, in the order of admission.
+        leases: The table, or some of its leases, in the order of admission.
         serving: The version that the engines serve: what has not begun will be no older.
     """
 
-    table: LeaseTable
+    leases: Iterable[Lease]
     serving: WeightVersion
 
     def __iter__(self) -> Iterator[Group]:
         """Iterate over them as they are now."""
-        for lease in self.table:
+        for lease in self.leases:
             if lease.state in _TRAINABLE:
                 yield Group(
                     lease_id=lease.lease_id,

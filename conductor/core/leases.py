@@ -95,6 +95,10 @@ class LeaseTable:
             raise InvariantError(f"{lease_id} {'is settled' if known else 'was never admitted'}")
         return lease
 
+    def __contains__(self, lease_id: LeaseId) -> bool:
+        """Return whether a lease is open."""
+        return lease_id in self._open
+
     def __iter__(self) -> Iterator[Lease]:
         """Iterate over the open leases in the order of admission."""
         return iter(tuple(self._open.values()))

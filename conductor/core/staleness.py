@@ -54,11 +54,17 @@ class Sampler(Protocol):
         ...
 
     def evict(self, groups: Iterable[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
-        """Return the ready groups to give up; others are admitted in their place."""
+        """Return the ready groups to give up; others are admitted in their place.
+
+        Each is judged by itself: what is given may be only those that became ready since ``version`` was new.
+        """
         ...
 
     def interrupt(self, groups: Iterable[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
-        """Return the groups, ready or not, to generate once more from their prompts under the newest weights."""
+        """Return the groups, ready or not, to generate once more from their prompts under the newest weights.
+
+        Each is judged by itself, as for ``evict``.
+        """
         ...
 
 

@@ -19,7 +19,7 @@ from conductor.core.staleness import STRICT
 from conductor.streams import at_hand
 from protocols.errors import BudgetExhausted, InvariantError, Stalled
 from protocols.ledger import Claimed, EpochClosed
-from protocols.messages import DispatchId, LeaseId
+from protocols.messages import DispatchId, LeaseId, WeightVersion, lease_number
 
 
 async def run(
@@ -32,10 +32,13 @@ async def run(
 
 
 async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[DispatchId], group: TaskGroup) -> None:
+    judged: WeightVersion | None = None  # the version that the ages of all open groups were judged for
     while True:
         complete = _epoch_complete(ctx)
-        if ctx.idle and await _set_aside(ctx):
-            continue
+        if ctx.idle:
+            groups, judged = _unjudged(ctx, judged), ctx.trained
+            if await _set_aside(ctx, groups):
+                continue
         if ctx.idle and (batch := _select(ctx, complete=complete)):
             await _claim(ctx, batch, batches)
             if ctx.cfg.extra_groups:
@@ -79,19 +82,26 @@ def _groups_left(ctx: RunContext) -> bool:
     return bool(ctx.table.count(State.GRADED) or ctx.table.open_dispatches())
 
 
-async def _set_aside(ctx: RunContext) -> bool:
+def _unjudged(ctx: RunContext, judged: WeightVersion | None) -> OpenGroups:
+    """Return the groups that may have come to be too old: all for a new version, then those that became ready."""
+    ready, ctx.ready = ctx.ready, []
+    fresh = [ctx.table[name] for name in sorted(ready, key=lease_number) if name in ctx.table]
+    return OpenGroups(fresh if judged == ctx.trained else ctx.table, ctx.publication.serving)
+
+
+async def _set_aside(ctx: RunContext, groups: OpenGroups) -> bool:
     """Give up or begin anew what is too old to be trained now; returns whether there was anything."""
-    groups = OpenGroups(ctx.table, ctx.publication.serving)
     stale = ctx.sampler.evict(groups, version=ctx.trained)
     again = [name for name in ctx.sampler.interrupt(groups, version=ctx.trained) if ctx.table[name].graded]
+    # it was being graded when its batch was full without it
+    late = [one.lease_id for one in groups if one.ready and one.version < ctx.trained] if ctx.cfg.extra_groups else []
     for lease in map(ctx.table.__getitem__, stale):
         await give_up(ctx, lease, "stale")
     for lease in map(ctx.table.__getitem__, again):
         await restart(ctx, lease)
-    graded = ctx.table.in_state(State.GRADED) if ctx.cfg.extra_groups else ()
-    late = [lease for lease in graded if lease.version < ctx.trained]
-    for lease in late:  # it was being graded when its batch was full without it
-        await give_up(ctx, lease, "surplus")
+    for name in late:
+        if name in ctx.table and ctx.table[name].graded:
+            await give_up(ctx, ctx.table[name], "surplus")
     return bool(stale or again or late)
 
 

@@ -57,6 +57,7 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         verdict = _judge(ctx, lease, rewards)
     if verdict == "train":
         await spool.keep(ctx, receipt)  # before the record says so: a payload is released when its group is trained
+        ctx.ready.append(lease_id)
         await ctx.record(event)
         await graded.send(lease_id)
         return

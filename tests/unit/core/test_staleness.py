@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -63,6 +63,17 @@ def test_a_group_over_age_is_replaced_or_begun_anew() -> None:
     assert SAMPLERS["partial"](2, 1).interrupt(groups, version=at) == ["L0", "L1"]
     for policy in ("drop", "partial"):
         assert SAMPLERS[policy](2, 1).select(groups, wanted=1, most=1, version=at) == ["L2"]
+
+
+@pytest.mark.parametrize("policy", SAMPLERS)
+def test_admission_looks_through_no_open_group(policy: Policy) -> None:
+    """It is asked whenever a slot is free, and with 10,000 engines there are 20,000 open groups."""
+
+    def untouched() -> Iterator[Group]:
+        raise AssertionError("it looked")
+        yield group(0, 0)
+
+    assert SAMPLERS[policy](1, 2).admit(3, untouched(), version=WeightVersion(0)) == 3
 
 
 @pytest.mark.parametrize(("max_age", "bound"), [(0, 0), (1, 1), (2.5, 3)])
