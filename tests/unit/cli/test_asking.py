@@ -53,7 +53,8 @@ def test_a_run_that_trains_is_asked(tmp_path: Path) -> None:
         status = found["status"]
         assert (status["name"], status["phase"], status["step"], status["steps"]) == ("scripted", "training", 1, 4)
         assert [wait["call"] for wait in status["waits"]] == ["Trainer.train_step"]
-        assert status["engines"][0] == {"name": "rollout/0", "answers": True, "version": 1, "live": 0, "paused": False}
+        engine = {"name": "rollout/0", "answers": True, "version": 1, "live": 0, "paused": False, "evaluates": False}
+        assert status["engines"][0] == engine
         assert status["states"] == {"claimed": 2}
         lines = invoke("status", str(tmp_path / "run")).stdout.splitlines()
         assert lines[0].startswith("run scripted, training: step 1 of 4 after ")
