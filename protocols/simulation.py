@@ -65,12 +65,14 @@ class SimulatedWorld(Protocol):
     Attributes:
         backend: Where the workloads of every role live, whatever adapters the job names.
         prompts: As many as a run wants.
+        evaluation_prompts: A few others; nothing goes wrong with these.
         ledger: In memory.
         observed: What happened, until now.
     """
 
     backend: Backend
     prompts: PromptSourcePort
+    evaluation_prompts: PromptSourcePort
     ledger: LedgerPort
     observed: Observed
 

@@ -19,7 +19,7 @@ from protocols.wire import P
 
 Carry = Callable[[], Awaitable[Any]]
 
-_STAGES = ("admit", "rollout", "reward", "batch", "train", "publish")
+_STAGES = ("admit", "rollout", "reward", "batch", "train", "publish", "evaluate")
 _OF_ABORT = ("abort", "live_requests", "release")
 _IN_ORDER = frozenset({"Ledger.append"})
 """Methods whose calls are carried out in order: behind one that hangs, all hang."""
@@ -35,6 +35,8 @@ def stage_of(task: str, method: str) -> str:
     """
     name = method.rpartition(".")[2]
     kind, _, rest = task.partition(" ")
+    if kind == "evaluation":
+        return "abort" if name in _OF_ABORT else "evaluate"
     if kind in {"rollout", "reward"}:
         return "abort" if name in _OF_ABORT else kind
     if kind == "stage" and rest in _STAGES:

@@ -32,6 +32,7 @@ from protocols.sections import Site
 from protocols.simulation import EngineUsage, Observed, SimulatedWorld
 from protocols.training import BatchLease, StepReport
 
+_EVALUATED = 4
 _EPOCH = 1 << 40  # prompts: more than any run draws
 
 
@@ -92,6 +93,7 @@ class World:
         self._launcher = SimLauncher(self._make, self._faults, self.observed.unstopped)
         self.backend = Backend(placement=SimPlacement(), launcher=self._launcher, payloads=self._payloads)
         self.prompts = self._faults.wrap(PromptSourcePort, ScriptedPrompts(_EPOCH, seed=site.seed))
+        self.evaluation_prompts: PromptSourcePort = ScriptedPrompts(_EVALUATED, seed=site.seed)
         self.ledger = self._faults.wrap(LedgerPort, self._ledger)
         self._model = EngineModel(
             slots=cfg.slots,

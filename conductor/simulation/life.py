@@ -156,7 +156,9 @@ async def conduct(life: Life, options: Any, trace: bool) -> None:
     async with open_world(options, site_of(life.cfg), trace=trace) as opened:
         world: SimulatedWorld = opened
         life.observed, life.work_s, life.pace = world.observed, world.work_s, world.pace()
-        workloads = Workloads(prompts=world.prompts, ledger=world.ledger, trackers=())
+        workloads = Workloads(
+            prompts=world.prompts, evaluation_prompts=world.evaluation_prompts, ledger=world.ledger, trackers=()
+        )
         try:
             life.result = await Conductor.run(
                 life.cfg, backend=world.backend, workloads=workloads, observer=_Watcher(world, life.moments)

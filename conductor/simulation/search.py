@@ -12,7 +12,7 @@ from conductor.simulation.life import Life, live
 from conductor.simulation.shapes import Schedule, draw
 from protocols.faults import KINDS, Fault, FaultKind, FaultPlan
 
-STAGES = ("run", "admit", "rollout", "reward", "batch", "train", "publish", "abort", "idle")
+STAGES = ("run", "admit", "rollout", "reward", "batch", "train", "publish", "evaluate", "abort", "idle")
 """Where a fault may hit; ``run`` begins and ends a run, ``abort`` stops leased work, ``idle`` is between two calls."""
 
 _HORIZON_S = 20 * LONGEST_S
@@ -22,7 +22,7 @@ _ONE_CALL = "it makes one such call at a time: no two replies can change places"
 _NO_VERSION = "nothing there names a weight version"
 _NO_PAYLOAD = "it fetches no payload"
 _NO_LOAD = "only publishing loads weights"
-_NO_RECORD = "it writes nothing"
+_NO_RECORD = "it writes what evaluations came to, at most"
 _NO_TIME = "its calls take no time, unless another fault holds them up"
 _NEEDS_CALL = "only a preemption needs no call"
 
@@ -37,9 +37,11 @@ _ELSEWHERE: Mapping[FaultKind, Mapping[str, str]] = {
     "doubled_reply": _MESSAGE,
     "reordered_replies": {**_MESSAGE, **dict.fromkeys(("run", "train", "publish", "abort"), _ONE_CALL)},
     "wrong_version": {**_MESSAGE, "reward": _NO_VERSION, "abort": _NO_VERSION},
-    "partial_publish": dict.fromkeys(("run", "admit", "rollout", "reward", "batch", "train", "abort"), _NO_LOAD),
+    "partial_publish": dict.fromkeys(
+        ("run", "admit", "rollout", "reward", "batch", "train", "evaluate", "abort"), _NO_LOAD
+    ),
     "corrupt_payload": dict.fromkeys(("run", "admit", "rollout", "batch", "abort"), _NO_PAYLOAD),
-    "slow_ledger": {"publish": _NO_RECORD, "abort": "what it writes counts as its stage's"},
+    "slow_ledger": {"publish": _NO_RECORD, "evaluate": _NO_RECORD, "abort": "what it writes counts as its stage's"},
 }
 IMPOSSIBLE: Mapping[FaultKind, Mapping[str, str]] = {
     kind: elsewhere if kind == "preemption" else {**elsewhere, "idle": _NEEDS_CALL}

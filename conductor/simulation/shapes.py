@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from conductor.config import Deadlines, RunConfig
+from conductor.config import Deadlines, EvaluationConfig, RunConfig
 from conductor.core.staleness import SAMPLERS
 from conductor.simulation.life import in_simulation
 from protocols.faults import KINDS, METHODS, Fault, FaultKind, FaultPlan
@@ -23,6 +23,7 @@ _DEADLINES = Deadlines(
     publish=30.0,
     checkpoint=60.0,
     record=30.0,
+    evaluation=200.0,
     abort=10.0,
     reconcile=120.0,
 )
@@ -96,9 +97,22 @@ def draw(job: RunConfig, seed: int, plan: FaultPlan | None) -> Schedule:
         ),
         _options(stream),
     )
+    cfg = msgspec.structs.replace(cfg, evaluation=_evaluation(policies, engines))
     if plan is None:
         plan = draw_plan(random.Random(f"{seed}/faults"), engines)
     return Schedule(seed=seed, cfg=cfg, plan=plan)
+
+
+def _evaluation(stream: random.Random, engines: int) -> EvaluationConfig | None:
+    """Draw what is evaluated beside the training, on engines of its own where there are more than one."""
+    if stream.random() < 0.5:
+        return None
+    return EvaluationConfig(
+        every=stream.choice((0, 1, 2)),
+        samples=stream.choice((1, 2)),
+        slots=stream.choice((1, 4)),
+        engines=stream.choice((None, 1)) if engines > 1 else None,
+    )
 
 
 def _options(stream: random.Random) -> dict[str, Any]:

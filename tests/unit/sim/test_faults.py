@@ -68,6 +68,9 @@ def test_a_fault_that_cannot_be_is_refused_with_the_reason(text: str, why: str) 
         ("keeper of rollout/1", "Engine.load_weights", "publish"),
         ("abort on rollout/1", "Engine.live_requests", "abort"),
         ("main", "Trainer.stage_weights", "run"),
+        ("evaluation 0", "Grader.grade", "evaluate"),
+        ("evaluation 0", "Engine.generate", "evaluate"),
+        ("evaluation 0", "RolloutExecutor.abort", "abort"),
     ],
 )
 def test_a_call_belongs_to_the_stage_whose_task_makes_it(task: str, method: str, stage: str) -> None:
