@@ -35,8 +35,8 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.stages.rollout": _runs("ends", "stop", "pipeline", "abort", "staleness"),
     "conductor.stages.train": _runs("steps", "saving", "pipeline", "idle_steps", "settling"),
     "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness"),
-    "conductor.settling": _runs("settling", "abort", "evaluation"),
-    "conductor.resuming": _runs("resume", "evaluation"),
+    "conductor.settling": _runs("settling_acts", "settling", "abort", "evaluation"),
+    "conductor.resuming": _runs("going_on", "resume", "evaluation"),
     "conductor.fleet.group": (_FLEET,),
     "backends.engines.pool": (*_POOL, *_runs("publishing")),
 }
