@@ -164,3 +164,60 @@ class TrainerPort(Protocol):
             UserError: The folder is of another model or incomplete.
         """
         ...
+
+
+class JoinRequest(Message, frozen=True, kw_only=True):
+    """Ranks are to meet and train together.
+
+    Attributes:
+        generation: Counts the meetings; nobody meets anybody of an older one.
+        rank: Which of them this one is.
+        world: How many they are.
+        source: The rank whose state all others take over.
+        address: Where they meet, ``host:port``; one of them offered it.
+    """
+
+    generation: int
+    rank: int
+    world: int
+    source: int
+    address: str
+
+
+class Standing(Message, frozen=True, kw_only=True):
+    """How far a rank has come.
+
+    Attributes:
+        version: Of its parameters.
+        whole: Whether they are those of a version: a step of several updates was not left half-way.
+    """
+
+    version: WeightVersion
+    whole: bool
+
+
+class RankPort(TrainerPort, Protocol):
+    """One of several processes that train one policy together, each its share of every batch.
+
+    After ``join``, ``accumulate``, ``apply``, ``train_step`` are called on all ranks at once with the same batch, and
+    all give the same report. A rank whose call fails or is cancelled leaves the others, whose calls then fail; what
+    follows is another ``join``. ``stage_weights`` and ``save`` are called on any one of them.
+    """
+
+    async def standing(self) -> Standing:
+        """Return how far this rank has come; waits for what is under way."""
+        ...
+
+    async def offer(self, host: str) -> str:
+        """Offer a place to meet under the name ``host``; returns its address."""
+        ...
+
+    async def join(self, request: JoinRequest) -> None:
+        """Meet the others and take over the state of ``source``: parameters, optimizer, version, last report.
+
+        Cancelling: it has joined nobody.
+
+        Raises:
+            Transient: Some did not come.
+        """
+        ...

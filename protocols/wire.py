@@ -21,8 +21,13 @@ Send = Callable[[str, tuple[Any, ...]], Awaitable[Any]]
 
 
 def port_methods(port: type) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a port by name, in the order in which they are declared."""
-    return {name: member for name, member in vars(port).items() if inspect.iscoroutinefunction(member)}
+    """Return the methods of a port by name, in the order in which they are declared, a base's first."""
+    return {
+        name: member
+        for base in reversed(port.__mro__)
+        for name, member in vars(base).items()
+        if inspect.iscoroutinefunction(member)
+    }
 
 
 def client(port: type[P], send: Send) -> P:

@@ -8,6 +8,7 @@ from backends.trainers.torch.models import Models
 from backends.trainers.torch.options import Config
 from backends.trainers.torch.passes import backward
 from backends.trainers.torch.preparation import Minibatch, Preparation
+from backends.trainers.torch.ranks import Ranks
 from backends.trainers.torch.recipes import objective_of
 from backends.trainers.torch.rows import Row, check_identities, trained_groups
 from backends.trainers.torch.schedule import learning_rate
@@ -18,6 +19,9 @@ from protocols.messages import DispatchId, RegistrationKey, WeightVersion
 from protocols.sections import Site
 from protocols.training import AccumulateReport, BatchLease, StepReport
 
+_READ, _FILLED = "read", "filled"
+"""Tokens of the passes, padding counted and not."""
+
 
 class _Window(NamedTuple):
     """What has been accumulated: the gradients are those of the first minibatch."""
@@ -25,6 +29,20 @@ class _Window(NamedTuple):
     batch: BatchLease
     minibatches: list[Minibatch]
     metrics: dict[str, float]
+
+
+class Progress(NamedTuple):
+    """Where a learner stands between two steps.
+
+    Attributes:
+        version: Steps that changed parameters.
+        registration: Whose batches it trains; None before the first.
+        report: Of the last step.
+    """
+
+    version: WeightVersion
+    registration: RegistrationKey | None
+    report: StepReport | None
 
 
 class Learner:
@@ -37,20 +55,25 @@ class Learner:
         cfg: The options of the trainer.
         site: How long the run and its completions are.
         interrupt: Called before each micro-batch, until parameters change; may raise.
+        ranks: Who else trains this policy; None: nobody.
 
     Attributes:
         steppers: The policy's and the critic's, by the name of the role.
         version: Steps that changed parameters.
     """
 
-    def __init__(self, models: Models, cfg: Config, *, site: Site, interrupt: Callable[[], None]) -> None:
+    def __init__(
+        self, models: Models, cfg: Config, *, site: Site, interrupt: Callable[[], None], ranks: Ranks | None = None
+    ) -> None:
         self._models = models
         self._cfg = cfg
         self._steps = cfg.schedule.steps or site.steps
         self._objective = objective_of(cfg, site.max_tokens)
         self._interrupt = interrupt
-        hidden = shareable_width(models.policy)
-        self._preparation = Preparation(models, cfg, self._objective, hidden, interrupt)
+        self._ranks = ranks or Ranks(0.0)
+        self._preparation = Preparation(
+            models, cfg, self._objective, hidden=shareable_width(models.policy), interrupt=interrupt, ranks=self._ranks
+        )
         self.steppers = {"policy": Stepper(models.policy, cfg)}
         if models.critic is not None:
             self.steppers["critic"] = Stepper(models.critic, cfg)
@@ -65,6 +88,16 @@ class Learner:
     def module(self) -> Any:
         """The policy."""
         return self._models.policy
+
+    @property
+    def progress(self) -> Progress:
+        """Where it stands between two steps."""
+        return Progress(self.version, self._registration, self._report)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its parameters are those of a version, and not half-way to the next."""
+        return self._half_way is None
 
     def warm_up(self) -> None:
         """Run both passes once and forget the gradients: the first ones are slow."""
@@ -177,6 +210,12 @@ class Learner:
         self._half_way = None
         self._report = None
 
+    def go_on(self, progress: Progress) -> None:
+        """Go on from the parameters and the optimizer state of another learner that stood there."""
+        self.restart(progress.version)
+        self._registration = progress.registration
+        self._report = progress.report
+
     def _settle(
         self, window: _Window, mutated: Literal["no", "partial", "yes"], metrics: dict[str, float]
     ) -> StepReport:
@@ -228,7 +267,7 @@ class Learner:
         )
 
     def _pass(self, minibatch: Minibatch, interrupt: Callable[[], None]) -> dict[str, float]:
-        """Add the gradients of a minibatch."""
+        """Add the gradients of a minibatch, of all ranks."""
         sums: dict[str, float] = {}
         largest, read, filled = 0.0, 0, 0
         for part in minibatch.parts:
@@ -238,13 +277,21 @@ class Learner:
                 sums[name] = sums.get(name, 0.0) + value
             largest = max(largest, added.largest)
             read, filled = read + part.micro.input_ids.numel(), filled + part.read
-        return {
-            **dict.fromkeys(("loss", "ratio/mean", "clip_fraction", "entropy", "kl/behaviour"), 0.0),
-            **sums,
-            "ratio/max": largest,
+        for stepper in self.steppers.values():
+            self._ranks.add_up_gradients(stepper.parameters)
+        sums |= {
             "train/tokens": float(sum(len(part.micro.targets) for part in minibatch.parts)),
             "train/samples": float(sum(len(part.micro.rewards) for part in minibatch.parts)),
             "train/micro_batches": float(len(minibatch.parts)),
+            _READ: float(read),
+            _FILLED: float(filled),
+        }
+        sums = self._ranks.add_up(sums)
+        read, filled = sums.pop(_READ), sums.pop(_FILLED)
+        return {
+            **dict.fromkeys(("loss", "ratio/mean", "clip_fraction", "entropy", "kl/behaviour"), 0.0),
+            **sums,
+            "ratio/max": self._ranks.largest(largest),
             "train/padding_fraction": 1 - filled / read if read else 0.0,
         }
 

@@ -120,6 +120,7 @@ class Config(Message, frozen=True, kw_only=True):
         micro_batch_tokens: Most tokens of one forward and backward pass, padding counted. A longer sample
             is a pass of its own.
         threads: Cores that a pass uses. It is the whole process's setting; None leaves it alone.
+        rank_timeout_s: How long one of several ranks waits for the others, which may have a longer share.
     """
 
     algorithm: Algorithm = "grpo"
@@ -150,3 +151,4 @@ class Config(Message, frozen=True, kw_only=True):
     critic: CriticConfig = CriticConfig()
     micro_batch_tokens: Count = 16384
     threads: Count | None = None
+    rank_timeout_s: Positive = 600.0

@@ -14,6 +14,7 @@ from backends.trainers.torch.microbatch import MicroBatch, collate
 from backends.trainers.torch.models import Models
 from backends.trainers.torch.options import Config
 from backends.trainers.torch.packing import pack
+from backends.trainers.torch.ranks import Ranks
 from backends.trainers.torch.recipes import Objective
 from backends.trainers.torch.returns import discounted_returns, gae, token_rewards, whiten
 from backends.trainers.torch.rows import Row
@@ -60,30 +61,47 @@ class Preparation:
         objective: Which numbers are needed.
         hidden: Width of a model whose samples may share prompts; None: they may not.
         interrupt: Called before each pass; may raise.
+        ranks: Who else has a part of the batch.
     """
 
     def __init__(
-        self, models: Models, cfg: Config, objective: Objective, hidden: int | None, interrupt: Callable[[], None]
+        self,
+        models: Models,
+        cfg: Config,
+        objective: Objective,
+        *,
+        hidden: int | None,
+        interrupt: Callable[[], None],
+        ranks: Ranks,
     ) -> None:
         self._models = models
         self._cfg = cfg
         self._objective = objective
         self._hidden = hidden
         self._interrupt = interrupt
+        self._ranks = ranks
         updates = cfg.epochs * cfg.minibatches
         self._needs_proximal = objective.proximal == "start" and updates > 1
         self._needs_passes = self._needs_proximal or models.reference is not None or models.critic is not None
 
     def prepare(self, groups: Sequence[list[Row]]) -> list[Minibatch]:
-        """Split the groups into ``minibatches`` parts, or as many as there are groups; at least one, maybe empty."""
+        """Split the groups into ``minibatches`` parts, or as many as there are groups; at least one, maybe empty.
+
+        Args:
+            groups: All of the batch; those that other ranks train are empty.
+        """
         split = list(_split(groups, self._cfg.minibatches))
-        minibatches = [
-            Minibatch([self._part(micro, read) for micro, read in self._micro_batches(rows)], Totals.of(rows))
-            for rows in split
-        ]
+        parts = [[self._part(micro, read) for micro, read in self._micro_batches(rows)] for rows in split]
+        totals = self._of_all_ranks([Totals.of(rows) for rows in split])
+        minibatches = [Minibatch(*each) for each in zip(parts, totals, strict=True)]
         if not self._objective.whiten:
             return minibatches
-        return _whitened(minibatches)
+        return _whitened(minibatches, self._ranks)
+
+    def _of_all_ranks(self, totals: Sequence[Totals]) -> list[Totals]:
+        own = {f"{index}/{name}": value for index, one in enumerate(totals) for name, value in one._asdict().items()}
+        sums = self._ranks.add_up(own)
+        return [Totals(sums[f"{index}/tokens"], sums[f"{index}/samples"]) for index in range(len(totals))]
 
     def _micro_batches(self, rows: Sequence[Row]) -> Iterator[tuple[MicroBatch, int]]:
         for strips in pack(rows, self._cfg.micro_batch_tokens, hidden=self._hidden):
@@ -128,12 +146,12 @@ def _split(groups: Sequence[list[Row]], count: int) -> Iterator[list[Row]]:
         yield [row for group in islice(rest, size) for row in group]
 
 
-def _whitened(minibatches: Sequence[Minibatch]) -> list[Minibatch]:
+def _whitened(minibatches: Sequence[Minibatch], ranks: Ranks) -> list[Minibatch]:
     """Whiten the advantages of all tokens of the batch."""
     micros = [part.micro for minibatch in minibatches for part in minibatch.parts]
-    if not micros:
-        return list(minibatches)
-    white = whiten(torch.cat([one.advantages for one in micros]), torch.cat([one.weights for one in micros]))
+    none = [torch.empty(0)] if not micros else []
+    advantages = torch.cat([*(one.advantages for one in micros), *none])
+    white = whiten(advantages, torch.cat([*(one.weights for one in micros), *none]), ranks.add_up_tensor)
     pieces = iter(white.split([len(one.advantages) for one in micros]))
     return [
         minibatch._replace(

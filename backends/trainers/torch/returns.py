@@ -4,6 +4,7 @@ A batch has ``B`` samples with ``N`` completion tokens in all, as ``Sequences`` 
 one after the other. Each sample ends with its last token, so nothing comes back from behind it.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -90,7 +91,7 @@ def gae(rewards: Tensor, values: Tensor, sequences: Sequences, gamma: float, lam
     return Estimates(advantages, advantages + values)
 
 
-def whiten(values: Tensor, weights: Tensor) -> Tensor:
+def whiten(values: Tensor, weights: Tensor, add_up: Callable[[Tensor], Tensor] = torch.Tensor.clone) -> Tensor:
     """Shift and scale to a mean of 0 and a standard deviation of 1. Takes all tokens of a batch at once.
 
     With ``W`` the sum of the weights, the mean divides by ``W`` and the variance by ``W - sum(weights^2) / W``: where
@@ -100,6 +101,7 @@ def whiten(values: Tensor, weights: Tensor) -> Tensor:
     Args:
         values: Shape ``[N]``. What has no weight changes no other token's result, even if it is not finite.
         weights: At least 0, shape ``[N]``.
+        add_up: Adds up a tensor over all who hold a part of the batch.
 
     Returns:
         Shape ``[N]``; what has no weight is shifted and scaled as the others.
@@ -107,10 +109,11 @@ def whiten(values: Tensor, weights: Tensor) -> Tensor:
     shares = weights.double()  # sums in float32 would make noise of values that agree
     counted = torch.where(shares > 0, values, 0.0)
     least = torch.finfo(shares.dtype).tiny
-    total = shares.sum().clamp(min=least)
-    mean = (shares * counted).sum() / total
-    freedom = (total - shares.square().sum() / total).clamp(min=least)
-    variance = (shares * (counted - mean).square()).sum() / freedom
+    sums = add_up(torch.stack([shares.sum(), (shares * counted).sum(), shares.square().sum()]))
+    total = sums[0].clamp(min=least)
+    mean = sums[1] / total
+    freedom = (total - sums[2] / total).clamp(min=least)
+    variance = add_up((shares * (counted - mean).square()).sum()) / freedom
     return (values - mean) * torch.rsqrt(variance + _LEAST_VARIANCE)
 
 

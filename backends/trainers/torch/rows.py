@@ -61,13 +61,16 @@ def trained_groups(batch: BatchLease, payloads: Sequence[Any]) -> list[list[Row]
 
     Args:
         batch: Its groups.
-        payloads: What the payload store holds for each, in the same order.
+        payloads: What the payload store holds for each, in the same order; None for those that another rank trains.
 
     Raises:
         InvariantError: A payload is no group's, or does not hold what the batch says.
     """
     groups: list[list[Row]] = []
     for group, payload in zip(batch.groups, payloads, strict=True):
+        if payload is None:
+            groups.append([])
+            continue
         if isinstance(payload, Mapping) or not isinstance(payload, GroupPayload) or not payload.prompt_ids:
             raise InvariantError(f"the payload of {group.lease_id} is no group with a prompt")
         groups.append(list(_group_rows(group, payload)))

@@ -17,17 +17,18 @@ class Stepper:
 
     Attributes:
         module: As given.
+        parameters: Those that are trained, in the module's order.
         optimizer: Its state is to be saved and loaded with the module's.
     """
 
     def __init__(self, module: Any, cfg: Config) -> None:
         self.module = module
         self._max_norm = cfg.max_grad_norm
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self._parameters, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay, fused=True
+            self.parameters, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay, fused=True
         )
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             # AdamW passes over a parameter without a gradient: a batch that trains nothing would then differ
             # from one whose gradients are zero, and a run that was loaded from one that was not
             parameter.grad = torch.zeros_like(parameter)
@@ -38,7 +39,7 @@ class Stepper:
 
     def norm(self) -> Tensor:
         """Return the global norm of the gradients."""
-        return torch.nn.utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None])
+        return torch.nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
 
     def step(self, norm: Tensor, rate: float) -> None:
         """Scale the gradients down to the largest norm allowed, and step.
@@ -48,7 +49,7 @@ class Stepper:
             rate: Learning rate.
         """
         if self._max_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._max_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self._max_norm, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

@@ -4,16 +4,18 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
 from torch import Tensor
 
 from backends.models.loading import load_tokenizer, named_weights
 from backends.models.tokenizers import Tokenizer
 from backends.trainers.torch import Config, checkpoint
-from backends.trainers.torch.compute import Compute
+from backends.trainers.torch.compute import LONGEST_PASS_S, Compute
+from backends.trainers.torch.handover import hand_over
 from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.models import load_models
+from backends.trainers.torch.ranks import Ranks
 from protocols.adapters import Host
+from protocols.aio import bounded_shield
 from protocols.backend import Bulk, PayloadPort
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, PayloadRef, WeightVersion
@@ -21,12 +23,12 @@ from protocols.training import (
     AccumulateReport,
     BatchLease,
     CheckpointRequest,
+    JoinRequest,
+    RankPort,
     StageRequest,
+    Standing,
     StepReport,
-    TrainerPort,
 )
-
-_EXIT_S = 60.0  # a pass that nobody waits for any more ends within this
 
 
 class TorchTrainer:
@@ -42,21 +44,26 @@ class TorchTrainer:
     Only this process remembers a step: after ``load``, ``outcome`` knows none.
     """
 
-    def __init__(self, learner: Learner, tokenizer: Tokenizer, compute: Compute, payloads: PayloadPort) -> None:
+    def __init__(
+        self, learner: Learner, tokenizer: Tokenizer, *, ranks: Ranks, compute: Compute, payloads: PayloadPort
+    ) -> None:
         self._learner = learner
+        self._ranks = ranks
         self._tokenizer = tokenizer
         self._compute = compute
         self._payloads = payloads
 
     async def accumulate(self, batch: BatchLease) -> AccumulateReport:
         """Check, fetch, and compute gradients; when it fails or is cancelled, they are discarded already."""
-        await self._compute.run(self._learner.check, batch)
-        payloads = await self._fetch(batch)
-        return await self._compute.run(self._learner.accumulate, batch, payloads)
+        async with self._among_others():
+            await self._compute.run(self._learner.check, batch)
+            payloads = await self._fetch(batch)
+            return await self._compute.run(self._learner.accumulate, batch, payloads)
 
     async def apply(self, dispatch_id: DispatchId) -> StepReport:
         """Step; a cancellation that comes while it is under way does not stop it."""
-        return await self._compute.run(self._learner.apply, dispatch_id)
+        async with self._among_others():
+            return await self._compute.run(self._learner.apply, dispatch_id)
 
     async def discard(self) -> None:
         """Zero the gradients."""
@@ -64,10 +71,11 @@ class TorchTrainer:
 
     async def train_step(self, batch: BatchLease) -> StepReport:
         """Accumulate and apply as one piece of work: no cancellation comes between the two."""
-        if (report := await self._compute.run(self._learner.settled, batch)) is not None:
-            return report
-        payloads = await self._fetch(batch)
-        return await self._compute.run(self._learner.train_step, batch, payloads)
+        async with self._among_others():
+            if (report := await self._compute.run(self._learner.settled, batch)) is not None:
+                return report
+            payloads = await self._fetch(batch)
+            return await self._compute.run(self._learner.train_step, batch, payloads)
 
     async def outcome(self, dispatch_id: DispatchId) -> StepReport | None:
         """Wait for what is under way, then answer: a step in doubt may be just that."""
@@ -92,8 +100,40 @@ class TorchTrainer:
         """Read such a folder, global random state included; learning rate and the like stay as configured."""
         return await self._compute.run(self._load, Path(request.path))
 
-    async def _fetch(self, batch: BatchLease) -> list[Bulk]:
-        return [await self._payloads.get(group.payload) for group in batch.groups]
+    async def standing(self) -> Standing:
+        """Wait for what is under way, then answer."""
+        version, whole = await self._compute.run(lambda: (self._learner.version, self._learner.whole))
+        return Standing(version=version, whole=whole)
+
+    async def offer(self, host: str) -> str:
+        """Open a store to meet at."""
+        return await self._compute.run(self._ranks.offer, host)
+
+    async def join(self, request: JoinRequest) -> None:
+        """Meet the others and take over the source's state."""
+        async with self._among_others():
+            await self._compute.run(self._join, request)
+
+    @asynccontextmanager
+    async def _among_others(self) -> AsyncGenerator[None]:
+        """Whoever fails or is cancelled leaves the others, who would wait for it."""
+        try:
+            yield
+        except BaseException:
+            if self._ranks.world > 1:
+                with bounded_shield(LONGEST_PASS_S):
+                    await self._compute.run(self._ranks.leave)  # noqa: ASYNC102 - the shield has a deadline
+            raise
+
+    def _join(self, request: JoinRequest) -> None:
+        self._ranks.join(request, self._learner.module.device)
+        hand_over(self._learner, self._ranks, request.source)
+
+    async def _fetch(self, batch: BatchLease) -> list[Bulk | None]:
+        return [
+            await self._payloads.get(group.payload) if self._ranks.owns(index) else None
+            for index, group in enumerate(batch.groups)
+        ]
 
     def _weights(self, copy: bool) -> tuple[WeightVersion, dict[str, Tensor]]:
         weights = named_weights(self._learner.module)
@@ -111,26 +151,21 @@ class TorchTrainer:
         return self._learner.version
 
 
-_: type[TrainerPort] = TorchTrainer
+_: type[RankPort] = TorchTrainer
 
 
 @asynccontextmanager
 async def open_trainer(cfg: Config, host: Host) -> AsyncGenerator[TorchTrainer]:
     """Load and warm up in a thread; on exit wait until the thread rests."""
-    compute = Compute(cfg.threads)
+    compute, ranks = Compute(cfg.threads), Ranks(cfg.rank_timeout_s)
 
     def build() -> tuple[Learner, Tokenizer]:
-        learner = Learner(load_models(host.site, cfg), cfg, site=host.site, interrupt=compute.interrupt)
+        learner = Learner(load_models(host.site, cfg), cfg, site=host.site, interrupt=compute.interrupt, ranks=ranks)
         learner.warm_up()
         return learner, load_tokenizer(host.site)
 
-    learner, tokenizer = await compute.run(build)
     try:
-        yield TorchTrainer(learner, tokenizer, compute, host.payloads)
+        learner, tokenizer = await compute.run(build)
+        yield TorchTrainer(learner, tokenizer, ranks=ranks, compute=compute, payloads=host.payloads)
     finally:
-        with anyio.move_on_after(_EXIT_S, shield=True):
-            await compute.run(_nothing)
-
-
-def _nothing() -> None:
-    """Wait for one's turn."""
+        await compute.close()  # noqa: ASYNC102 - shielded there, with a deadline

@@ -80,6 +80,7 @@ def test_every_port_is_found() -> None:
         "PromptSourcePort",
         "RolloutExecutorPort",
         "TrackerPort",
+        "RankPort",
         "TrainerPort",
     }
 

@@ -20,6 +20,7 @@ from backends.trainers.torch.models import Models, load_models
 from backends.trainers.torch.options import CriticConfig, KlConfig, ScheduleConfig
 from backends.trainers.torch.passes import backward
 from backends.trainers.torch.preparation import Preparation
+from backends.trainers.torch.ranks import Ranks
 from backends.trainers.torch.recipes import objective_of
 from backends.trainers.torch.rows import trained_groups
 from protocols.errors import InvariantError
@@ -109,7 +110,7 @@ def test_gradients_of_the_parts_of_a_batch_add_up_wherever_they_are_computed(nam
     models = load_models(SITE, cfg)
     batch = make_batch(GROUPS)
     groups = trained_groups(batch.lease, batch.payloads)
-    preparation = Preparation(models, cfg, objective, 16, lambda: None)
+    preparation = Preparation(models, cfg, objective, hidden=16, interrupt=lambda: None, ranks=Ranks(0.0))
     (whole,) = preparation.prepare(groups)
     gradients: list[Tensor] = []
     cut = data.draw(st.integers(0, len(whole.parts)))

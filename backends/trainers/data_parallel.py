@@ -1,0 +1,183 @@
+"""Many ranks behind one trainer: they meet, step together, and a lost one is replaced by a copy of another."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import structlog
+
+from protocols.aio import owned
+from protocols.errors import ConductorError, PortFailed, WorkerLost
+from protocols.inference import WeightsManifest
+from protocols.messages import DispatchId, WeightVersion, WorkerId
+from protocols.training import (
+    AccumulateReport,
+    BatchLease,
+    CheckpointRequest,
+    JoinRequest,
+    RankPort,
+    StageRequest,
+    Standing,
+    StepReport,
+    TrainerPort,
+)
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+Revive = Callable[[WorkerId, WorkerLost], Awaitable[None]]
+"""Launches a lost worker again under its own id, or raises what ends the run."""
+
+
+class DataParallel:
+    """A trainer of several ranks, each of which trains its share of every batch.
+
+    Before a step the ranks meet, if they do not stand together: the first time, and after any call that failed or was
+    cancelled. They take over the state of the one that has come farthest; one that is lost is revived before. So a
+    lost rank costs the step under way at most, and no checkpoint is gone back to while one rank is left.
+
+    Args:
+        ranks: By worker, rank 0 first.
+        revive: Brings a lost one back.
+        host: The name by which the ranks reach the first one's machine.
+    """
+
+    def __init__(self, ranks: Mapping[WorkerId, RankPort], *, revive: Revive, host: str = "127.0.0.1") -> None:
+        self._ranks = dict(ranks)
+        self._revive = revive
+        self._host = host
+        self._generation = 0
+        self._together = False
+        self._new: set[WorkerId] = set()
+
+    async def accumulate(self, batch: BatchLease) -> AccumulateReport:
+        """Add the gradients of all shares; every rank then holds the sum."""
+        return (await self._step(lambda rank: rank.accumulate(batch)))[0]
+
+    async def apply(self, dispatch_id: DispatchId) -> StepReport:
+        """Step on every rank. They do not meet before: nobody who comes anew has gradients."""
+        if not self._together:
+            raise PortFailed(f"{dispatch_id} is not accumulated any more: the ranks went apart")
+        return (await self._all(lambda rank: rank.apply(dispatch_id)))[0]
+
+    async def discard(self) -> None:
+        """Zero the gradients of every rank that is left."""
+        for rank in self._ranks.values():
+            with suppress(WorkerLost):
+                await rank.discard()
+
+    async def train_step(self, batch: BatchLease) -> StepReport:
+        """Step on every rank."""
+        return (await self._step(lambda rank: rank.train_step(batch)))[0]
+
+    async def outcome(self, dispatch_id: DispatchId) -> StepReport | None:
+        """Return the report of any rank that made the step: the others will take over its state.
+
+        Raises:
+            WorkerLost: Nobody is left who could know.
+        """
+        lost: WorkerLost | None = None
+        answers = 0
+        for rank in self._ranks.values():
+            try:
+                report = await rank.outcome(dispatch_id)
+            except WorkerLost as exc:
+                lost = exc
+                continue
+            answers += 1
+            if report is not None:
+                return report
+        if not answers and lost is not None:
+            raise lost
+        return None
+
+    async def stage_weights(self, request: StageRequest) -> WeightsManifest:
+        """Stage those of rank 0."""
+        return await (await self._first()).stage_weights(request)
+
+    async def save(self, request: CheckpointRequest) -> WeightVersion:
+        """Save what rank 0 has, which is what every rank has."""
+        return await (await self._first()).save(request)
+
+    async def load(self, request: CheckpointRequest) -> WeightVersion:
+        """Load on every rank."""
+        return (await self._step(lambda rank: rank.load(request)))[0]
+
+    async def _first(self) -> RankPort:
+        await self._meet()
+        return next(iter(self._ranks.values()))
+
+    async def _step(self, call: Callable[[RankPort], Awaitable[T]]) -> list[T]:
+        await self._meet()
+        return await self._all(call)
+
+    async def _all(self, call: Callable[[RankPort], Awaitable[T]]) -> list[T]:
+        """Call every rank at once; where one fails, the others are cancelled and what they say of it is left out."""
+        results: dict[WorkerId, T] = {}
+        failures: list[ConductorError] = []
+
+        async def one(name: WorkerId, rank: RankPort) -> None:
+            try:
+                results[name] = await owned(f"a step of {name}", partial(call, rank))
+            except ConductorError as exc:
+                failures.append(exc)
+                group.cancel_scope.cancel()
+
+        together, self._together = self._together, False
+        async with anyio.create_task_group() as group:
+            for name, rank in self._ranks.items():
+                group.start_soon(one, name, rank)
+        if failures:
+            raise _cause(failures)
+        self._together = together
+        return [results[name] for name in self._ranks]
+
+    async def _meet(self) -> None:
+        """Have all ranks stand together.
+
+        Raises:
+            PortFailed: No rank is left whose parameters are those of a version.
+        """
+        if self._together:
+            return
+        standings = {name: await self._standing(name) for name in self._ranks}
+        old = {name: one for name, one in standings.items() if name not in self._new and one.whole}
+        if not old:
+            raise PortFailed("no rank is left that holds a whole version; resume from the last checkpoint")
+        names = list(self._ranks)
+        source = max(old, key=lambda name: (old[name].version, -names.index(name)))
+        self._generation += 1
+        address = await self._ranks[names[0]].offer(self._host)
+        numbers = {id(self._ranks[name]): index for index, name in enumerate(names)}
+        await self._all(
+            lambda rank: rank.join(
+                JoinRequest(
+                    generation=self._generation,
+                    rank=numbers[id(rank)],
+                    world=len(names),
+                    source=names.index(source),
+                    address=address,
+                )
+            )
+        )
+        log.info("trainer.met", generation=self._generation, source=source, version=old[source].version)
+        self._new.clear()
+        self._together = True
+
+    async def _standing(self, name: WorkerId) -> Standing:
+        while True:
+            try:
+                return await self._ranks[name].standing()
+            except WorkerLost as exc:
+                self._new.add(name)
+                await self._revive(name, exc)
+
+
+_: type[TrainerPort] = DataParallel
+
+
+def _cause(failures: list[ConductorError]) -> ConductorError:
+    """Return what went wrong first: a lost worker makes the others fail who wait for it."""
+    return next((one for one in failures if isinstance(one, WorkerLost)), failures[0])

@@ -1,0 +1,155 @@
+"""Several processes train one policy: each computes a share of a batch, and what it computes is added up.
+
+The processes of one *generation* meet at a store that one of them offers, over gloo on CPUs and nccl on GPUs. Whoever
+fails or is cancelled in the middle of a step leaves the generation, which closes its connections: the others, who
+wait for it in a sum, fail at once instead of after a time-out, and leave too. Then a new generation meets.
+"""
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from protocols.errors import InvariantError, Transient
+from protocols.training import JoinRequest
+
+_BUCKET_BYTES = 32 << 20
+"""Gradients are added up in pieces of about this size, which bounds the memory that it takes."""
+
+
+class Ranks:
+    """One process's place among those that train; alone until it joins. The thread that computes uses it.
+
+    Args:
+        timeout_s: How long a sum waits for the others.
+
+    Attributes:
+        rank, world: Its number among how many.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout = timedelta(seconds=timeout_s)
+        self._store: TCPStore | None = None
+        self._joined = False
+        self.rank, self.world = 0, 1
+
+    def offer(self, host: str) -> str:
+        """Open a store to meet at, on a port that the system chooses; returns ``host:port``.
+
+        Args:
+            host: The name by which the others reach this machine.
+        """
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        return f"{host}:{self._store.port}"
+
+    def join(self, request: JoinRequest, device: torch.device) -> None:
+        """Leave the generation before, meet the others of the new one.
+
+        Raises:
+            Transient: Not all of them came in time.
+        """
+        self.leave()
+        self.rank, self.world = request.rank, request.world
+        with self._others():
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=PrefixStore(str(request.generation), self._meeting_place(request.address)),
+                rank=request.rank,
+                world_size=request.world,
+                timeout=self._timeout,
+            )
+        self._joined = True
+
+    def leave(self) -> None:
+        """Close the connections to the others, if there are any."""
+        if self._joined:
+            self._joined = False
+            dist.destroy_process_group()
+
+    def owns(self, index: int) -> bool:
+        """Return whether group ``index`` of a batch is this rank's to train."""
+        return index % self.world == self.rank
+
+    def add_up(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return the sums over all ranks, by name; a rank may lack names."""
+        sums: dict[str, float] = {}
+        for one in self._all(dict(values)):
+            for name, value in one.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
+
+    def largest(self, value: float) -> float:
+        """Return the largest value of all ranks."""
+        return max(self._all(value))
+
+    def add_up_tensor(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor, of one shape on all ranks, with its sum; returns it."""
+        if self._among_others():
+            with self._others():
+                dist.all_reduce(tensor)
+        return tensor
+
+    def add_up_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Replace the gradients of parameters, the same on all ranks, with their sums."""
+        if not self._among_others():
+            return
+        for bucket in _buckets(parameter.grad for parameter in parameters if parameter.grad is not None):
+            flat = self.add_up_tensor(torch.cat([gradient.flatten() for gradient in bucket]))
+            for gradient, piece in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+                gradient.copy_(piece.view_as(gradient))
+
+    def share(self, value: Any, source: int) -> Any:
+        """Return what ``source`` gives."""
+        box = [value]
+        with self._others():
+            dist.broadcast_object_list(box, source)
+        return box[0]
+
+    def share_tensor(self, tensor: Tensor, source: int) -> None:
+        """Fill a tensor, of one shape on all ranks, with what ``source`` has in it."""
+        with self._others():
+            dist.broadcast(tensor, source)
+
+    def _meeting_place(self, address: str) -> TCPStore:
+        host, _, port = address.rpartition(":")
+        if self._store is not None and self._store.port == int(port):
+            return self._store
+        return TCPStore(host, int(port), is_master=False, timeout=self._timeout)
+
+    @contextmanager
+    def _others(self) -> Generator[None]:
+        try:
+            yield
+        except RuntimeError as exc:  # all that torch says when a peer is gone, or does not come
+            raise Transient(f"rank {self.rank} of {self.world} lost the others: {exc}") from exc
+
+    def _all(self, value: Any) -> list[Any]:
+        if not self._among_others():
+            return [value]
+        gathered: list[Any] = [None] * self.world
+        with self._others():
+            dist.all_gather_object(gathered, value)
+        return gathered
+
+    def _among_others(self) -> bool:
+        if self.world > 1 and not self._joined:
+            raise InvariantError(f"rank {self.rank} has left the others, and nobody had it join again")
+        return self._joined
+
+
+def _buckets(gradients: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for gradient in gradients:
+        bucket.append(gradient)
+        size += gradient.nbytes
+        if size >= _BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
