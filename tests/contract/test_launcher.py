@@ -1,11 +1,15 @@
 """What every launcher keeps to."""
 
+import traceback
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
 
+from backends import processes
 from backends.inproc.launcher import open_launcher
 from backends.sim.payloads import ScriptedPayloads
 from protocols.backend import LauncherPort, WorkloadSpec
@@ -17,6 +21,8 @@ from protocols.sections import Section, Site
 from tests.support import hosted
 
 OpenLauncher = Callable[[], AbstractAsyncContextManager[LauncherPort]]
+Opened = Callable[[], list[str]]
+MakeSpec = Callable[..., WorkloadSpec]
 
 REWARD = WorkerId("reward/0")
 REQUEST = GradeRequest(
@@ -41,37 +47,63 @@ async def _inproc_encoded() -> AsyncGenerator[LauncherPort]:
         yield launcher
 
 
-@pytest.fixture(params=[pytest.param(_inproc, id="inproc"), pytest.param(_inproc_encoded, id="inproc-encoded")])
+@asynccontextmanager
+async def _processes() -> AsyncGenerator[LauncherPort]:
+    async with processes.open(processes.Config(patience_s=1.0), Site(job_dir="/")) as backend:
+        yield backend.launcher
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(_inproc, id="inproc"),
+        pytest.param(_inproc_encoded, id="inproc-encoded"),
+        pytest.param(_processes, id="processes", marks=pytest.mark.real_time),
+    ]
+)
 def open_backend_launcher(request: pytest.FixtureRequest) -> OpenLauncher:
     return request.param
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Generator[None]:
-    hosted.OPEN.clear()
+def _nothing_is_left(opened: Opened) -> Generator[None]:
     yield
-    assert hosted.OPEN == []
+    assert opened() == []
 
 
-def spec(worker_id: WorkerId = REWARD, kind: str = hosted.KIND, **options: object) -> WorkloadSpec:
+@pytest.fixture
+def spec(tmp_path: Path) -> MakeSpec:
+    return partial(_spec, tmp_path)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    """Say which workloads are open."""
+    return partial(hosted.open_in, tmp_path)
+
+
+def _spec(folder: Path, worker_id: WorkerId = REWARD, kind: str = hosted.KIND, **options: object) -> WorkloadSpec:
     return WorkloadSpec(
         worker_id=worker_id,
         section="reward",
-        adapter=Section(kind=kind, options={"name": worker_id, **options}),
+        adapter=Section(kind=kind, options={"name": worker_id, "folder": str(folder), **options}),
         site=Site(job_dir="/"),
         reservation_id=worker_id,
     )
 
 
-async def test_a_launched_workload_answers_calls(open_backend_launcher: OpenLauncher) -> None:
+async def test_a_launched_workload_answers_calls(
+    open_backend_launcher: OpenLauncher, spec: MakeSpec, opened: Opened
+) -> None:
     async with open_backend_launcher() as launcher:
         await launcher.launch(spec())
-        assert hosted.OPEN == [REWARD], "it is ready when launch returns"
+        assert opened() == [REWARD], "it is ready when launch returns"
         assert await launcher.call(REWARD, "grade", (REQUEST,)) == REPORT
         assert await launcher.poll() == {REWARD: "running"}
 
 
-async def test_the_end_of_the_launcher_ends_its_workloads(open_backend_launcher: OpenLauncher) -> None:
+async def test_the_end_of_the_launcher_ends_its_workloads(
+    open_backend_launcher: OpenLauncher, spec: MakeSpec, opened: Opened
+) -> None:
     """I75: nothing that a run started is alive after it, whatever ended it."""
 
     async def run() -> None:
@@ -82,15 +114,17 @@ async def test_the_end_of_the_launcher_ends_its_workloads(open_backend_launcher:
 
     with pytest.raises(KeyError, match="the run failed"):
         await run()
-    assert hosted.OPEN == []
+    assert opened() == []
 
 
-async def test_kill_closes_and_is_idempotent(open_backend_launcher: OpenLauncher) -> None:
+async def test_kill_closes_and_is_idempotent(
+    open_backend_launcher: OpenLauncher, spec: MakeSpec, opened: Opened
+) -> None:
     async with open_backend_launcher() as launcher:
         await launcher.launch(spec())
         for _ in range(2):
             await launcher.kill(REWARD)
-            assert hosted.OPEN == []
+            assert opened() == []
             assert await launcher.poll() == {}
         await launcher.kill(WorkerId("of a dead run"))
         with pytest.raises(WorkerLost):
@@ -105,7 +139,7 @@ async def test_an_unknown_worker_is_lost(open_backend_launcher: OpenLauncher) ->
             await launcher.call(WorkerId("nobody/0"), "grade", (REQUEST,))
 
 
-async def test_one_id_is_launched_once(open_backend_launcher: OpenLauncher) -> None:
+async def test_one_id_is_launched_once(open_backend_launcher: OpenLauncher, spec: MakeSpec) -> None:
     async with open_backend_launcher() as launcher:
         await launcher.launch(spec())
         with pytest.raises(InvariantError):
@@ -123,7 +157,7 @@ async def test_one_id_is_launched_once(open_backend_launcher: OpenLauncher) -> N
     ],
 )
 async def test_wrong_options_are_the_users_error(
-    open_backend_launcher: OpenLauncher, kind: str, options: dict[str, object]
+    open_backend_launcher: OpenLauncher, kind: str, options: dict[str, object], spec: MakeSpec
 ) -> None:
     async with open_backend_launcher() as launcher:
         with pytest.raises(UserError, match="reward"):
@@ -131,30 +165,37 @@ async def test_wrong_options_are_the_users_error(
         assert await launcher.poll() == {}
 
 
-async def test_a_workload_that_cannot_be_opened_leaves_nothing(open_backend_launcher: OpenLauncher) -> None:
+async def test_a_workload_that_cannot_be_opened_leaves_nothing(
+    open_backend_launcher: OpenLauncher, spec: MakeSpec
+) -> None:
     """W01, W18: a failed start is told at once, as what it is, and its id is free again."""
     async with open_backend_launcher() as launcher:
         with pytest.raises(Infeasible, match="opening"):
             await launcher.launch(spec(opening="refused"))
         with pytest.raises(PortFailed, match="while opening") as failed:
             await launcher.launch(spec(opening="bug"))
-        assert isinstance(failed.value.__cause__, hosted.Bug)
+        told = "".join(traceback.format_exception(failed.value))
+        assert 'raise Bug("while opening")' in told, "with the user's own traceback"
         assert await launcher.poll() == {}
         await launcher.launch(spec())
 
 
-async def test_a_cancelled_launch_leaves_nothing(open_backend_launcher: OpenLauncher) -> None:
+async def test_a_cancelled_launch_leaves_nothing(
+    open_backend_launcher: OpenLauncher, spec: MakeSpec, opened: Opened
+) -> None:
     """W15: whoever stops waiting for a start must not leave the start behind."""
     async with open_backend_launcher() as launcher:
         with anyio.move_on_after(5) as scope:
             await launcher.launch(spec(opening="hangs"))
         assert scope.cancelled_caught
         await launcher.kill(REWARD)
-        assert hosted.OPEN == []
+        assert opened() == []
         assert await launcher.poll() == {}
 
 
-async def test_kill_ends_a_launch_that_still_waits(open_backend_launcher: OpenLauncher) -> None:
+async def test_kill_ends_a_launch_that_still_waits(
+    open_backend_launcher: OpenLauncher, spec: MakeSpec, opened: Opened
+) -> None:
     async with open_backend_launcher() as launcher, anyio.create_task_group() as tasks:
 
         async def start() -> None:
@@ -164,10 +205,10 @@ async def test_kill_ends_a_launch_that_still_waits(open_backend_launcher: OpenLa
         tasks.start_soon(start)
         await anyio.wait_all_tasks_blocked()
         await launcher.kill(REWARD)
-        assert hosted.OPEN == []
+        assert opened() == []
 
 
-async def test_a_refusal_reaches_the_caller_as_it_is(open_backend_launcher: OpenLauncher) -> None:
+async def test_a_refusal_reaches_the_caller_as_it_is(open_backend_launcher: OpenLauncher, spec: MakeSpec) -> None:
     async with open_backend_launcher() as launcher:
         await launcher.launch(spec(call="refused"))
         with pytest.raises(Infeasible) as refused:
@@ -176,7 +217,7 @@ async def test_a_refusal_reaches_the_caller_as_it_is(open_backend_launcher: Open
         assert await launcher.poll() == {REWARD: "running"}
 
 
-async def test_kill_ends_the_calls_that_are_inside(open_backend_launcher: OpenLauncher) -> None:
+async def test_kill_ends_the_calls_that_are_inside(open_backend_launcher: OpenLauncher, spec: MakeSpec) -> None:
     """I03, I21: a caller blocked in a worker that is gone learns it; nothing of the worker runs on."""
     async with open_backend_launcher() as launcher, anyio.create_task_group() as tasks:
         await launcher.launch(spec(call="hangs"))
@@ -191,7 +232,7 @@ async def test_kill_ends_the_calls_that_are_inside(open_backend_launcher: OpenLa
         await launcher.kill(REWARD)
 
 
-async def test_cancelling_a_call_leaves_the_worker_alone(open_backend_launcher: OpenLauncher) -> None:
+async def test_cancelling_a_call_leaves_the_worker_alone(open_backend_launcher: OpenLauncher, spec: MakeSpec) -> None:
     async with open_backend_launcher() as launcher:
         await launcher.launch(spec(call="hangs"))
         with anyio.move_on_after(1) as scope:
@@ -200,7 +241,7 @@ async def test_cancelling_a_call_leaves_the_worker_alone(open_backend_launcher: 
         assert await launcher.poll() == {REWARD: "running"}
 
 
-async def test_a_worker_that_dies_is_lost_with_its_cause(open_backend_launcher: OpenLauncher) -> None:
+async def test_a_worker_that_dies_is_lost_with_its_cause(open_backend_launcher: OpenLauncher, spec: MakeSpec) -> None:
     """I03, I04: a dead worker is seen, by those who wait for it and by those who ask."""
     async with open_backend_launcher() as launcher:
         await launcher.launch(spec(running="dies", call="hangs"))
@@ -215,7 +256,9 @@ async def test_a_worker_that_dies_is_lost_with_its_cause(open_backend_launcher: 
 
 
 @pytest.mark.parametrize("closing", ["bug", "hangs"])
-async def test_kill_is_bounded_whatever_closing_does(open_backend_launcher: OpenLauncher, closing: str) -> None:
+async def test_kill_is_bounded_whatever_closing_does(
+    open_backend_launcher: OpenLauncher, closing: str, spec: MakeSpec
+) -> None:
     """W07, W14: a teardown that fails or hangs replaces nothing and holds nobody up."""
     async with open_backend_launcher() as launcher:
         await launcher.launch(spec(closing=closing))
@@ -224,7 +267,7 @@ async def test_kill_is_bounded_whatever_closing_does(open_backend_launcher: Open
         assert await launcher.poll() == {}
 
 
-async def test_every_call_reaches_a_checkpoint(open_backend_launcher: OpenLauncher) -> None:
+async def test_every_call_reaches_a_checkpoint(open_backend_launcher: OpenLauncher, spec: MakeSpec) -> None:
     async with open_backend_launcher() as launcher:
         await launcher.launch(spec())
         calls = [

@@ -1,9 +1,12 @@
 """Workloads for launchers to host: graders that misbehave as their options say."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Literal
+from urllib.parse import quote, unquote
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -17,7 +20,19 @@ from protocols.sections import Site
 KIND = "tests.support.hosted:Hosted"
 
 OPEN: list[str] = []
-"""Names of the workloads that are open now."""
+"""Names of the workloads that are open now in this process."""
+
+
+def open_in(folder: Path) -> list[str]:
+    """Return the names of the workloads with this ``folder`` that are open now, in processes that live."""
+    return sorted(unquote(file.name) for file in folder.iterdir() if _lives(int(file.read_text())))
+
+
+def _lives(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
 
 
 class Bug(Exception):
@@ -29,6 +44,7 @@ class HostedConfig(Message, frozen=True, kw_only=True):
 
     Attributes:
         name: In ``OPEN``.
+        folder: Holds a file for each open workload, with the number of its process; none where it is empty.
         opening: ``refused`` raises a ConductorError, ``bug`` a foreign one, ``leaks`` a cancellation that
             nobody asked for, ``hangs`` never ends.
         running: ``dies`` after a second.
@@ -37,6 +53,7 @@ class HostedConfig(Message, frozen=True, kw_only=True):
     """
 
     name: str = "hosted"
+    folder: str = ""
     opening: Literal["works", "refused", "bug", "leaks", "hangs"] = "works"
     running: Literal["stays", "dies"] = "stays"
     call: Literal["works", "refused", "bug", "hangs"] = "works"
@@ -85,6 +102,9 @@ class Hosted:
         if cfg.opening == "leaks":
             raise asyncio.CancelledError
         OPEN.append(cfg.name)
+        file = Path(cfg.folder) / quote(cfg.name, safe="") if cfg.folder else None
+        if file is not None:
+            file.write_text(str(os.getpid()))
         try:
             if cfg.opening == "hangs":
                 await anyio.sleep_forever()
@@ -94,6 +114,8 @@ class Hosted:
                 yield HostedGrader(cfg, host)
         finally:
             OPEN.remove(cfg.name)
+            if file is not None:
+                file.unlink()
         if cfg.closing == "bug":
             raise Bug("while closing")
         if cfg.closing == "hangs":

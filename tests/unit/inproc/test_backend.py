@@ -47,6 +47,9 @@ async def test_a_payload_is_the_very_object_that_was_put() -> None:
     payloads = InprocPayloads()
     await payloads.put(REF, GROUP)
     assert await payloads.get(REF) is GROUP
+    arrays = {"weight": memoryview(b"bulk")}
+    await payloads.put(REF, arrays)
+    assert await payloads.get(REF) is arrays, "bulk is never copied in one process"
 
 
 async def test_encoded_messages_are_equal_and_not_the_same() -> None:

@@ -1,0 +1,35 @@
+"""Tensors as bytes, for stores that know nothing of torch. It is imported where a tensor is, and nowhere else."""
+
+import importlib
+import sys
+from typing import Any
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether ``value`` is a torch tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def dtype_name(tensor: Any) -> str:
+    """Return ``float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def tensor_bytes(tensor: Any) -> memoryview:
+    """Return the bytes of a dense tensor, of its own storage where that is contiguous and on the CPU."""
+    torch = importlib.import_module("torch")
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def tensor_over(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Any:
+    """Return a tensor that uses a part of a writable buffer, without a copy, and keeps it alive."""
+    torch = importlib.import_module("torch")
+    kind = getattr(torch, dtype)
+    count = 1
+    for length in shape:
+        count *= length
+    if count == 0:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(buffer, dtype=kind, count=count, offset=offset).view(shape)

@@ -1,0 +1,105 @@
+"""The backend of one machine with many processes: each workload in its own, payloads in shared memory.
+
+A worker that crashes, hangs or leaks takes nothing with it but itself, and nothing of a run is left when it ends,
+however it ends. See docs/processes.md.
+"""
+
+import shutil
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import anyio.to_thread
+from msgspec import Meta
+
+from backends._machine import MachinePlacement, accelerators, memory_gib, usable_cpus
+from backends.processes.launcher import Manner, open_launcher
+from backends.processes.payloads import SharedPayloads
+from backends.processes.state import State, default_place, make_state, remove_state, sweep
+from protocols.aio import bounded_shield
+from protocols.backend import Backend, Resources
+from protocols.errors import PortFailed, Problem
+from protocols.messages import Message
+from protocols.sections import Site
+
+Seconds = Annotated[float, Meta(gt=0)]
+
+_REMOVE_S = 10.0
+
+
+class Config(Message, frozen=True, kw_only=True):
+    """Options of ``[backend] kind = "processes"``.
+
+    Attributes:
+        heartbeat_s: For how long a worker may be silent before it is killed. Its event loop answers, so this is also
+            how long user code may block that loop.
+        patience_s: How long a worker may take to close before it is killed.
+        compute_processes: Workers that compute at the same time. A worker that nothing binds to CPUs gets
+            ``OMP_NUM_THREADS`` = CPUs / this, unless the environment or the job sets it.
+        payload_dir: Where bulk data lies until it is trained; None: /dev/shm, or the folder for temporary files where
+            that has less than 1 GiB.
+        payload_bytes: The most that may lie there; None: what is free there at the start.
+    """
+
+    heartbeat_s: Seconds = 60.0
+    patience_s: Seconds = 5.0
+    compute_processes: Annotated[int, Meta(ge=1)] = 2
+    payload_dir: str | None = None
+    payload_bytes: Annotated[int, Meta(ge=1)] | None = None
+
+
+def check(cfg: Config, site: Site) -> Sequence[Problem]:
+    """Return a problem where the system is not Linux, or there is no such folder."""
+    problems: list[Problem] = []
+    if sys.platform != "linux":
+        why, mend = "only Linux ends the workers of a killed run", "set it to 'inproc'"
+        problems.append(Problem(field="backend.kind", value="'processes'", why=why, mend=mend))
+    if cfg.payload_dir is not None and not (Path(site.job_dir) / cfg.payload_dir).is_dir():
+        why, mend = "there is no such folder", "make it, or leave it out"
+        problems.append(Problem(field="backend.payload_dir", value=repr(cfg.payload_dir), why=why, mend=mend))
+    return problems
+
+
+@asynccontextmanager
+async def open(cfg: Config, site: Site) -> AsyncGenerator[Backend]:  # noqa: A001 - the adapters' common name
+    """Remove what dead runs left on this machine, then open the backend; its processes and files end with the block.
+
+    Raises:
+        PortFailed: There is no place for bulk data.
+    """
+    place = Path(site.job_dir) / cfg.payload_dir if cfg.payload_dir is not None else default_place()
+    cpus = usable_cpus()
+    total = Resources(cpus=len(cpus), accelerators=len(accelerators()), memory_gib=memory_gib())
+    async with _open_state(place) as state:
+        manner = Manner(
+            heartbeat_s=cfg.heartbeat_s,
+            patience_s=cfg.patience_s,
+            compute_processes=cfg.compute_processes,
+            payload_bytes=cfg.payload_bytes or shutil.disk_usage(place).free,
+        )
+        async with open_launcher(state, manner) as launcher:
+            payloads = SharedPayloads(state.payloads, manner.payload_bytes)
+            yield Backend(placement=MachinePlacement(total, cpus), launcher=launcher, payloads=payloads)
+
+
+@asynccontextmanager
+async def _open_state(place: Path) -> AsyncGenerator[State]:
+    made: list[State] = []  # filled in the thread: a cancellation must not lose what was made there
+
+    def make() -> None:
+        sweep(place)
+        made.append(make_state(place))
+
+    try:
+        try:
+            await anyio.to_thread.run_sync(make)
+        except OSError as exc:
+            raise PortFailed(f"there is no place for bulk data in {place}: {exc}") from exc
+        yield made[0]
+    finally:
+        with bounded_shield(_REMOVE_S):
+            for state in made:
+                await anyio.to_thread.run_sync(remove_state, state)

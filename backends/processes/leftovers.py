@@ -1,0 +1,68 @@
+"""Finding and ending the processes that belong to somebody, whoever their parent is by now.
+
+What a worker starts inherits its environment, and with it ``MARK``. That names a folder that no other run ever has, so
+nothing foreign is found, whatever became of its number; and what left the worker's group, or outlived the worker, is
+found all the same. Plain blocking functions, for a thread.
+"""
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+MARK = "CONDUCTOR_WORKER"
+"""Variable of the environment: the state folder of the run, and the number of the launch."""
+
+_GONE_S = 5.0
+_PROC = Path("/proc")
+
+
+def end_marked(mark: str) -> list[int]:
+    """Kill every process of this user whose mark starts with ``mark``, and wait until it is gone.
+
+    Returns:
+        Those that are not gone within a few seconds.
+    """
+    left: list[int] = []
+    deadline = time.monotonic() + _GONE_S
+    while found := _marked(mark):  # again, for what was started meanwhile
+        try:
+            for process in found.values():
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            left = [pid for pid, process in found.items() if not _ends(process, deadline)]
+        finally:
+            for process in found.values():
+                os.close(process)
+        if left:
+            break
+    return left
+
+
+def _marked(mark: str) -> dict[int, int]:
+    """Return a descriptor for each marked process, which stays that process even if its number is used again."""
+    found: dict[int, int] = {}
+    for entry in _PROC.iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            process = os.pidfd_open(int(entry.name))
+            if _has(entry / "environ", f"{MARK}={mark}".encode()):
+                found[int(entry.name)] = process
+            else:
+                os.close(process)
+    return found
+
+
+def _has(environ: Path, start: bytes) -> bool:
+    try:
+        return any(variable.startswith(start) for variable in environ.read_bytes().split(b"\0"))
+    except OSError:  # another user's, or gone
+        return False
+
+
+def _ends(process: int, deadline: float) -> bool:
+    ready, _, _ = select.select([process], [], [], max(0.0, deadline - time.monotonic()))
+    return bool(ready)
