@@ -10,11 +10,12 @@ import pytest
 from backends.graders import function
 from backends.sim.grader import ScriptedGrader
 from backends.sim.payloads import ScriptedPayloads
+from conductor.fleet.spread import Graders
 from protocols.adapters import Host
 from protocols.backend import PayloadPort
 from protocols.errors import Transient
 from protocols.grading import Grade, GradeFault, GradeRequest, GraderPort
-from protocols.messages import LeaseId, PayloadRef
+from protocols.messages import LeaseId, PayloadRef, WorkerId
 from protocols.prompts import Prompt, TextPrompt
 from protocols.rollouts import GroupPayload, SamplePayload
 from protocols.sections import Site
@@ -77,6 +78,12 @@ async def _scripted(payloads: PayloadPort) -> AsyncGenerator[GraderPort]:
     yield ScriptedGrader(lambda request: [Grade(reward=float(sample)) for sample in request.samples])
 
 
+@asynccontextmanager
+async def _two(payloads: PayloadPort) -> AsyncGenerator[GraderPort]:
+    async with _scripted(payloads) as first, _scripted(payloads) as second:
+        yield Graders({WorkerId("reward/0"): first, WorkerId("reward/1"): second})
+
+
 PROCESSES = pytest.param("processes", marks=pytest.mark.real_time)
 
 
@@ -89,6 +96,8 @@ def _opener(kind: str, folder: Path) -> OpenGrader:
             opened = _function(folder, "areward")
         case "cheap":
             opened = _function(folder, "reward", cheap=True)
+        case "two":
+            opened = _two
         case _:
             opened = _scripted
     return wired(GraderPort, opened) if encoded else opened
@@ -98,7 +107,7 @@ def _opener(kind: str, folder: Path) -> OpenGrader:
     params=[
         PROCESSES,
         pytest.param("processes-wired", marks=pytest.mark.real_time),
-        *("async", "async-wired", "cheap", "cheap-wired", "scripted", "scripted-wired"),
+        *("async", "async-wired", "cheap", "cheap-wired", "two", "scripted", "scripted-wired"),
     ]
 )
 def open_grader(request: pytest.FixtureRequest, tmp_path: Path) -> OpenGrader:

@@ -11,9 +11,10 @@ import pytest
 from backends.episodes.single_turn import SingleTurn
 from backends.models.tokenizers import CharacterTokenizer
 from backends.sim.payloads import ScriptedPayloads
+from conductor.fleet.spread import Executors
 from protocols.errors import Aborted, EngineStale
 from protocols.inference import AbortReport, Sampling, WeightsManifest
-from protocols.messages import LeaseId, PayloadRef, RegistrationKey, WeightVersion
+from protocols.messages import LeaseId, PayloadRef, RegistrationKey, WeightVersion, WorkerId
 from protocols.prompts import Prompt, TextPrompt
 from protocols.rollouts import GroupPayload, GroupReceipt, RolloutExecutorPort, RolloutLease
 from protocols.wire import over_codec
@@ -56,6 +57,14 @@ async def _scripted(*, token_s: float = 0.25) -> AsyncGenerator[Opened]:
     yield Opened(executor, payloads, inference)
 
 
+@asynccontextmanager
+async def _two(*, token_s: float = 0.25) -> AsyncGenerator[Opened]:
+    payloads, inference = ScriptedPayloads(), await _served(token_s)
+    executors = [SingleTurn(CharacterTokenizer(VOCABULARY, "."), inference, payloads) for _ in range(2)]
+    both = Executors({WorkerId(f"episode/{number}"): one for number, one in enumerate(executors)})
+    yield Opened(both, payloads, inference)
+
+
 def _wired(opened: OpenExecutor) -> OpenExecutor:
     @asynccontextmanager
     async def open_wired(*, token_s: float = 0.25) -> AsyncGenerator[Opened]:
@@ -69,6 +78,7 @@ def _wired(opened: OpenExecutor) -> OpenExecutor:
     params=[
         pytest.param(_single_turn, id="single_turn"),
         pytest.param(_wired(_single_turn), id="single_turn-wired"),
+        pytest.param(_two, id="two"),
         pytest.param(_scripted, id="scripted"),
         pytest.param(_wired(_scripted), id="scripted-wired"),
     ]
