@@ -33,7 +33,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from rich.console import Console
 from rich.table import Table
 
-from backends.engines.pool import EnginePool
+from backends.engines.pool import open_pool
 from backends.inproc import Config
 from backends.inproc import open as open_inproc
 from backends.ledgers import sqlite
@@ -98,33 +98,33 @@ async def controller(
     groups: int, *, ledger: LedgerPort, count: int = 1, batch: int = BATCH, run_dir: str | None = None
 ) -> None:
     """Conduct so many groups."""
-    pool = EnginePool(engines(count))
-    executor = InstantExecutor(pool)
-    cfg = RunConfig(
-        steps=groups // batch,
-        batch_groups=batch,
-        group_size=GROUP,
-        max_age=1,
-        sampling=Sampling(max_tokens=4),
-        lag_interval_s=0.0,
-        freeze_gc=False,
-        trackers=(),
-        checkpoint=CheckpointConfig(every=0),
-        run_dir=run_dir,
-    )
-    workloads = Workloads(
-        prompts=InstantPrompts(),
-        executor=executor,
-        inference=pool,
-        grader=InstantGrader(),
-        trainer=InstantTrainer(executor),
-        ledger=ledger,
-        trackers=(),
-    )
-    async with open_inproc(Config(), Site(job_dir=".")) as home:
-        backend = Backend(placement=home.placement, launcher=home.launcher, payloads=InstantPayloads())
-        result = await Conductor.run(cfg, backend=backend, workloads=workloads)
-    assert result.accounts.committed == groups // batch * batch
+    async with open_pool(engines(count)) as pool:
+        executor = InstantExecutor(pool)
+        cfg = RunConfig(
+            steps=groups // batch,
+            batch_groups=batch,
+            group_size=GROUP,
+            max_age=1,
+            sampling=Sampling(max_tokens=4),
+            lag_interval_s=0.0,
+            freeze_gc=False,
+            trackers=(),
+            checkpoint=CheckpointConfig(every=0),
+            run_dir=run_dir,
+        )
+        workloads = Workloads(
+            prompts=InstantPrompts(),
+            executor=executor,
+            inference=pool,
+            grader=InstantGrader(),
+            trainer=InstantTrainer(executor),
+            ledger=ledger,
+            trackers=(),
+        )
+        async with open_inproc(Config(), Site(job_dir=".")) as home:
+            backend = Backend(placement=home.placement, launcher=home.launcher, payloads=InstantPayloads())
+            result = await Conductor.run(cfg, backend=backend, workloads=workloads)
+        assert result.accounts.committed == groups // batch * batch
 
 
 @asynccontextmanager

@@ -34,7 +34,8 @@ from protocols.wire import client
 
 P = TypeVar("P")
 
-_POOL = "backends.engines.pool:EnginePool"
+_OPEN_POOL = "backends.engines.pool:open_pool"
+_OF_PUBLISH = 0.9  # of its deadline, for the engines: the pool's own verdict, which tells of each, comes first
 
 
 @asynccontextmanager
@@ -175,9 +176,11 @@ class _Opener:
     async def pool(self) -> InferenceControllerPort:
         """Launch the engines and return their controller."""
         engines = {member: client(EnginePort, self._caller(member)) for member in await self.launch(ROLLOUT)}
-        pool: Callable[..., InferenceControllerPort] = load_object(_POOL, "")
+        open_pool: Callable[..., AbstractAsyncContextManager[InferenceControllerPort]] = load_object(_OPEN_POOL, "")
         answer_s = self._cfg.deadlines.abort / 2  # one silent engine must not use up the deadline
-        return pool(engines, mode=self._cfg.publish, answer_s=answer_s)
+        publish_s = self._cfg.deadlines.publish * _OF_PUBLISH
+        pool = open_pool(engines, mode=self._cfg.publish, answer_s=answer_s, publish_s=publish_s)
+        return await self._stack.enter_async_context(pool)
 
     async def beside(self, section: str, adapter: Section | None) -> Any:
         """Open an adapter in the controller's own process; its type is what the section promises."""

@@ -210,7 +210,7 @@ class PublishReceipt(Message, frozen=True, kw_only=True):
     Attributes:
         version: What was published.
         confirmed: Members that serve it.
-        stale: Members that did not confirm it; they get no requests until they do.
+        stale: Members that did not confirm it yet; they get no requests until they do, and nobody waits for them.
     """
 
     version: WeightVersion
@@ -243,15 +243,18 @@ class InferenceControllerPort(Protocol):
         ...
 
     async def prepare_rollout(self) -> Readiness:
-        """Probe the engines, mark the lost ones, resume what stands still. Idempotent.
-
-        Raises:
-            Stalled: No engine is left.
-        """
+        """Probe the engines that serve, mark the lost ones, resume what stands still. Idempotent."""
         ...
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Generate on an engine that serves confirmed weights; same terms as ``EnginePort.generate``."""
+        """Generate on an engine that serves confirmed weights; same terms as ``EnginePort.generate``.
+
+        Waits while none does, once weights have been published.
+
+        Raises:
+            EngineStale: None have been.
+            Stalled: No engine came to serve the weights in the time that the controller gives them.
+        """
         ...
 
     async def abort(self, prefix: str) -> AbortReport:
@@ -268,13 +271,15 @@ class InferenceControllerPort(Protocol):
     async def publish(self, manifest: WeightsManifest) -> PublishReceipt:
         """Load ``manifest`` into every member that has not confirmed its version.
 
-        New requests wait meanwhile; what becomes of those that run, the controller was made for.
+        A member gets no new requests until it has; what becomes of those that run, the controller was made for.
 
-        Idempotent. A member that fails is stale, and gets no requests until a later publish reaches it.
-        Cancelling: members that confirmed stay confirmed.
+        Idempotent. A member that fails, or is silent for longer than its share of the time, is stale, and what it
+        worked on may be tried elsewhere. The controller brings such members back by itself, as well as those that are
+        lost and found later: ``manifest`` stays readable until another one is published. Cancelling: members that
+        confirmed stay confirmed, and the others go on loading.
 
         Raises:
-            Stalled: No member confirmed the version.
+            Stalled: No member confirmed the version in the time that the controller gives them; it names each.
         """
         ...
 

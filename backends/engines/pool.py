@@ -1,18 +1,22 @@
 """Many engines behind one inference controller: routing, versions, aborts."""
 
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import anyio
 import msgspec
 import structlog
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from protocols.aio import Doorbell, bounded_shield, deadline, owned
-from protocols.errors import ConductorError, EngineStale, Stalled, Transient, WorkerLost
+from backends.engines._keepers import Keepers
+from backends.engines._member import Member
+from backends.engines._renewal import Renewer
+from protocols.aio import deadline, open_tasks, owned
+from protocols.errors import Aborted, ConductorError, EngineStale, Stalled, Transient, WorkerLost
 from protocols.inference import (
     AbortReport,
     EnginePort,
@@ -31,82 +35,50 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False)
-class _Member:
-    """One engine.
+class _Waiting:
+    """A request that no engine has yet; ``aborted`` is the prefix of the abort that ended it there."""
 
-    Attributes:
-        confirmed: The version that it said it serves when it was last published to; None: stale.
-        lost: Whether it did not answer the last time.
-        samples: Of the requests that it works on.
-    """
-
-    name: WorkerId
-    engine: EnginePort
-    confirmed: WeightVersion | None = None
-    lost: bool = False
-    samples: int = 0
-
-    def lose(self) -> None:
-        self.lost = True
-        self.confirmed = None
-
-
-class _Gate:
-    """What admits requests, and what publishing and pausing shut.
-
-    Between passing and the call that follows nothing else runs, so no request slips in behind it.
-    """
-
-    def __init__(self) -> None:
-        self._shut: set[Literal["publish", "pause"]] = set()
-        self._bell = Doorbell()
-
-    async def pass_through(self) -> None:
-        await checkpoint()
-        while self._shut:
-            await self._bell.wait()
-
-    def shut(self, by: Literal["publish", "pause"]) -> None:
-        self._shut.add(by)
-
-    def open(self, by: Literal["publish", "pause"]) -> None:
-        self._shut.discard(by)
-        self._bell.ring()
-
-    @contextmanager
-    def shut_during_publish(self) -> Generator[None]:
-        self.shut("publish")
-        try:
-            yield
-        finally:
-            self.open("publish")
+    request: GenerateRequest
+    scope: anyio.CancelScope
+    aborted: str | None = None
 
 
 class EnginePool:
     """Sends each request to the member with the fewest samples among those that serve confirmed weights.
 
-    Requests wait while weights are published or the pool is paused; those that run go on during a publish, stand still,
-    or are waited for.
+    A publish says which weights are wanted. Each member has a keeper, a task that lets it serve them: at the publish;
+    again, after growing pauses, while that fails; and alone, when it is lost and found or turns out to serve none. A
+    member that does not serve gets no requests, and nobody else waits for it. Requests wait while no member serves;
+    those that run when a publish comes go on, stand still, or are waited for.
+
     What an engine does not answer within ``answer_s`` counts as not answered. ``WorkerLost`` is an answer:
-    the engine is gone, and with it whatever it ran.
+    the engine is gone, and with it whatever it ran. Opened by ``open_pool``.
 
     Args:
         engines: By member.
         mode: What a publish does with the requests that run.
         answer_s: Seconds within which an engine answers a probe, an abort or a resume; below the deadline
             that the caller has for its abort, so that one silent engine does not hide what the others said.
+        publish_s: Seconds that a publish may take, and a request may wait for a member that serves; below the
+            deadline that the caller has for its publish. A member has half of them to load.
     """
 
     def __init__(
-        self, engines: Mapping[WorkerId, EnginePort], *, mode: PublishMode = "inflight", answer_s: float = 5.0
+        self,
+        engines: Mapping[WorkerId, EnginePort],
+        *,
+        mode: PublishMode = "inflight",
+        answer_s: float = 5.0,
+        publish_s: float = 60.0,
     ) -> None:
-        self._members = [_Member(name, engine) for name, engine in engines.items()]
-        self._mode: PublishMode = mode
+        self._members = [Member(name, engine) for name, engine in engines.items()]
         self._answer_s = answer_s
-        self._gate = _Gate()
-        self._quieter = Doorbell()
+        self._publish_s = publish_s
+        self._renewer = Renewer(mode=mode, answer_s=answer_s, load_s=publish_s / 2, paused=lambda: self._paused)
+        self._keepers = Keepers(self._members, self._renewer, publish_s=publish_s)
+        self._publishing = anyio.Lock()
         self._paused = False
-        self._changing = anyio.Lock()  # one publish or probe at a time: each decides from what all confirmed
+        self._waiting: dict[_Waiting, None] = {}
 
     async def endpoint(self) -> str:
         """Return a name: executors are handed the pool itself."""
@@ -114,21 +86,22 @@ class EnginePool:
         return "pool"
 
     async def prepare_rollout(self) -> Readiness:
-        """Probe every engine; one that answers again is stale until it is published to."""
-        found: dict[WorkerId, EngineStatus] = {}
+        """Probe the engines that serve; one that is lost, or serves something else, is its keeper's."""
 
-        async def probe(member: _Member) -> None:
+        async def probe(member: Member) -> None:
+            before = member.confirmed
             with deadline(f"probe of {member.name}", self._answer_s):
-                found[member.name] = await member.engine.status()
+                status = await member.engine.status()
+            if member.confirmed == before != status.version:
+                member.stale()  # restarted, or loaded by somebody else
 
         await checkpoint()
-        async with self._changing:
-            failures = await self._each("probe", self._members, probe)
-            for member in self._members:
-                self._learn(member, found.get(member.name), failures.get(member.name))
-            if len(failures) == len(self._members):
-                raise Stalled(f"no engine answers: {_listed(failures)}")
-            await self.resume()
+        serving = [member for member in self._members if member.confirmed is not None]
+        silent = await self._each("probe", serving, probe)
+        for member in serving:
+            if member.name in silent:
+                member.lose()
+        await self.resume()
         return Readiness(
             members=self._names(lambda member: member.confirmed is not None),
             stale=self._names(lambda member: member.confirmed is None and not member.lost),
@@ -136,22 +109,28 @@ class EnginePool:
         )
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Generate on one engine. A member that turns out to be lost or stale gets no more requests."""
-        await self._gate.pass_through()
-        member = self._least_loaded()
-        member.samples += len(request.samples)
-        try:
-            generation = await member.engine.generate(request)
-        except WorkerLost as exc:
-            member.lose()
-            raise WorkerLost(worker=member.name, cause=exc.cause) from exc
-        except EngineStale as exc:
-            member.confirmed = None
-            raise EngineStale(engine=member.name) from exc
-        finally:
-            member.samples -= len(request.samples)
-            self._quieter.ring()
-        return msgspec.structs.replace(generation, engine=member.name)
+        """Generate on one engine. A member that turns out to be lost or stale gets no more requests.
+
+        Where a member refuses the request because it serves nothing, another one gets it.
+
+        Raises:
+            Stalled: No member served for ``publish_s``.
+        """
+        await checkpoint()
+        for _ in self._members:
+            member = await self._serving(request)
+            with self._working(member, request) as call:
+                try:
+                    generation = await member.engine.generate(request)
+                    return msgspec.structs.replace(generation, engine=member.name)
+                except WorkerLost as exc:
+                    member.lose()
+                    raise WorkerLost(worker=member.name, cause=exc.cause) from exc
+                except EngineStale:
+                    member.stale()
+            if call.cancelled_caught:
+                raise WorkerLost(worker=member.name, cause="it did not load the weights that it was to go on with")
+        raise EngineStale(engine="every engine")
 
     async def abort(self, prefix: str) -> AbortReport:
         """Abort on all engines at once, then ask each what still lives.
@@ -160,8 +139,12 @@ class EnginePool:
         """
         confirmed: set[str] = set()
         unconfirmed: set[str] = set()
+        for waiting in self._waiting:  # an engine that comes back later will not have heard of this abort
+            if any(sample.request_id.startswith(prefix) for sample in waiting.request.samples):
+                waiting.aborted = prefix
+                waiting.scope.cancel()
 
-        async def abort(member: _Member) -> None:
+        async def abort(member: Member) -> None:
             with deadline(f"abort on {member.name}", self._answer_s):
                 ended = await member.engine.abort(prefix)
                 live = await member.engine.live_requests()
@@ -180,7 +163,7 @@ class EnginePool:
         """
         live: set[str] = set()
 
-        async def ask(member: _Member) -> None:
+        async def ask(member: Member) -> None:
             live.update(await member.engine.live_requests())
 
         failures = await self._each("live requests", self._members, ask)
@@ -188,20 +171,23 @@ class EnginePool:
         return frozenset(live)
 
     async def publish(self, manifest: WeightsManifest) -> PublishReceipt:
-        """Load into all members at once that have not confirmed; new requests wait meanwhile.
+        """Let every member serve ``manifest``; those that do take requests at once.
 
-        Members that fail are resumed before this ends, however it ends: their running requests would
-        stand still for ever where loading had paused them.
+        Waits for the members that served before, but not longer than half of ``publish_s`` where others have confirmed.
+        Who has not confirmed is stale: it is left to its keeper.
         """
         await checkpoint()
-        async with self._changing:
-            with self._gate.shut_during_publish():
-                failures = await self._reload(manifest)
+        async with self._publishing:
+            self._keepers.want(manifest)
+            await self._keepers.settle()
         confirmed = self._names(lambda member: member.confirmed == manifest.version)
         if not confirmed:
-            raise Stalled(f"no engine confirmed version {manifest.version}: {_listed(failures)}")
-        stale = self._names(lambda member: member.confirmed != manifest.version)
-        return PublishReceipt(version=manifest.version, confirmed=confirmed, stale=stale)
+            raise Stalled(f"no engine confirmed version {manifest.version}: {self._keepers.standing()}")
+        return PublishReceipt(
+            version=manifest.version,
+            confirmed=confirmed,
+            stale=self._names(lambda member: member.confirmed != manifest.version),
+        )
 
     async def versions(self) -> dict[WorkerId, WeightVersion | None]:
         """Return what each member confirmed last."""
@@ -212,7 +198,7 @@ class EnginePool:
         """Ask every member, for at most ``answer_s``; whoever only watches marks none as lost."""
         found: dict[WorkerId, EngineStatus | None] = {member.name: None for member in self._members}
 
-        async def ask(member: _Member) -> None:
+        async def ask(member: Member) -> None:
             with suppress(Transient), deadline(f"status of {member.name}", self._answer_s):
                 found[member.name] = await owned(f"status of {member.name}", member.engine.status)
 
@@ -227,7 +213,6 @@ class EnginePool:
         Raises:
             Transient: An engine did not pause.
         """
-        self._gate.shut("pause")
         self._paused = True
         done = False
         try:
@@ -245,57 +230,25 @@ class EnginePool:
         """
         self._paused = False
         try:
-            await self._resume([member for member in self._members if not member.lost])
+            await self._each("resume", [member for member in self._members if not member.lost], self._resume)
         finally:
-            self._gate.open("pause")
+            self._keepers.moved.ring()
 
-    async def _reload(self, manifest: WeightsManifest) -> dict[WorkerId, ConductorError]:
-        if self._mode == "drain":
-            while any(member.samples for member in self._members):
-                await self._quieter.wait()
-        if self._mode != "interrupt" or self._paused:
-            return await self._load(manifest)
-        members = [member for member in self._members if not member.lost]
-        try:
-            await self._each("pause", members, lambda member: member.engine.pause())
-            return await self._load(manifest)
-        finally:
-            if not self._paused:
-                await self._resume([member for member in members if not member.lost])  # noqa: ASYNC102 - shielded there
+    def start(self, tasks: TaskGroup) -> None:
+        """Start the keepers; they end with ``tasks``."""
+        self._keepers.start(tasks)
 
-    async def _load(self, manifest: WeightsManifest) -> dict[WorkerId, ConductorError]:
-        async def load(member: _Member) -> None:
-            served = await member.engine.load_weights(manifest)
-            if served != manifest.version:
-                raise Transient(f"it serves {served} after {manifest.version} was loaded")
-            member.confirmed = served
-
-        targets = [member for member in self._members if not member.lost and member.confirmed != manifest.version]
-        for member in targets:
-            member.confirmed = None  # until it says otherwise: a load that is cut off may have happened
-        try:
-            return await self._each("load weights", targets, load)
-        finally:
-            failed = [member for member in targets if member.confirmed is None and not member.lost]
-            if failed and not self._paused:
-                await self._resume(failed)  # noqa: ASYNC102 - shielded there, with a deadline
-
-    async def _resume(self, members: Iterable[_Member]) -> None:
-        async def resume(member: _Member) -> None:
-            with deadline(f"resume of {member.name}", self._answer_s):
-                await member.engine.resume()
-
-        with bounded_shield(2 * self._answer_s):  # the deadlines above come first, and say who is silent
-            for name in await self._each("resume", members, resume):
-                next(member for member in self._members if member.name == name).confirmed = None
+    async def _resume(self, member: Member) -> None:
+        if not await self._renewer.resume(member):
+            member.stale()
 
     async def _each(
-        self, what: str, members: Iterable[_Member], call: Callable[[_Member], Awaitable[None]]
+        self, what: str, members: Iterable[Member], call: Callable[[Member], Awaitable[None]]
     ) -> dict[WorkerId, ConductorError]:
         """Call members at once; return what failed, after marking those that are lost."""
         failures: dict[WorkerId, ConductorError] = {}
 
-        async def one(member: _Member) -> None:
+        async def one(member: Member) -> None:
             try:
                 await owned(f"{what} on {member.name}", partial(call, member))
             except ConductorError as exc:
@@ -309,31 +262,85 @@ class EnginePool:
                 tasks.start_soon(one, member, name=f"{what} on {member.name}")
         return failures
 
-    def _learn(self, member: _Member, status: EngineStatus | None, failure: ConductorError | None) -> None:
-        if failure is not None:
-            member.lose()
-            return
-        member.lost = False
-        if status is not None and status.version != member.confirmed:
-            member.confirmed = None  # restarted, or loaded by somebody else
+    async def _serving(self, request: GenerateRequest) -> Member:
+        """Return the member that is to work on a request, once one serves and the pool is not paused.
 
-    def _least_loaded(self) -> _Member:
+        Between the return and the call of the engine nothing else runs, so no request slips in behind a publish.
+        """
+        since = anyio.current_time()
+        while True:
+            if self._paused:
+                await self._wait(request, math.inf)
+                since = anyio.current_time()
+                continue
+            with suppress(EngineStale):
+                return self._least_loaded()
+            wanted = self._keepers.wanted
+            if wanted is None:
+                raise EngineStale(engine=", ".join(member.name for member in self._members))
+            left = since + self._publish_s - anyio.current_time()
+            if left <= 0 or self._keepers.hopeless:
+                raise Stalled(f"no engine serves version {wanted.version}: {self._keepers.standing()}")
+            await self._wait(request, left)
+
+    async def _wait(self, request: GenerateRequest, seconds: float) -> None:
+        """Wait until something moves, for a while.
+
+        Raises:
+            Aborted: The request was aborted meanwhile.
+        """
+        waiting = _Waiting(request, anyio.CancelScope(deadline=anyio.current_time() + seconds))
+        self._waiting[waiting] = None
+        try:
+            with waiting.scope:
+                await self._keepers.moved.wait()
+        finally:
+            del self._waiting[waiting]
+        if waiting.aborted is not None:
+            raise Aborted(prefix=waiting.aborted)
+
+    @contextmanager
+    def _working(self, member: Member, request: GenerateRequest) -> Generator[anyio.CancelScope]:
+        """Count a request to a member's, which may cut it."""
+        samples = len(request.samples)
+        with anyio.CancelScope() as call:
+            member.calls[call] = None
+            member.samples += samples
+            try:
+                yield call
+            finally:
+                del member.calls[call]
+                member.left(samples)
+
+    def _least_loaded(self) -> Member:
         serving = [member for member in self._members if member.confirmed is not None]
         if not serving:
             raise EngineStale(engine=", ".join(member.name for member in self._members))
         return min(serving, key=lambda member: member.samples)
 
-    def _names(self, chosen: Callable[[_Member], bool]) -> frozenset[WorkerId]:
+    def _names(self, chosen: Callable[[Member], bool]) -> frozenset[WorkerId]:
         return frozenset(member.name for member in self._members if chosen(member))
 
 
 _: type[InferenceControllerPort] = EnginePool
 
 
+@asynccontextmanager
+async def open_pool(
+    engines: Mapping[WorkerId, EnginePort],
+    *,
+    mode: PublishMode = "inflight",
+    answer_s: float = 5.0,
+    publish_s: float = 60.0,
+) -> AsyncGenerator[EnginePool]:
+    """Open a pool, whose members are kept while the block runs; see ``EnginePool``."""
+    pool = EnginePool(engines, mode=mode, answer_s=answer_s, publish_s=publish_s)
+    async with open_tasks() as tasks:
+        pool.start(tasks)
+        yield pool
+        tasks.cancel_scope.cancel()
+
+
 def _raise_first(errors: Iterable[ConductorError]) -> None:
     for error in errors:
         raise error
-
-
-def _listed(failures: Mapping[WorkerId, ConductorError]) -> str:
-    return "; ".join(f"{name}: {error}" for name, error in failures.items()) or "there is none"

@@ -24,7 +24,7 @@ _OF_ABORT = ("abort", "live_requests", "release")
 _IN_ORDER = frozenset({"Ledger.append"})
 """Methods whose calls are carried out in order: behind one that hangs, all hang."""
 
-_OF_PUBLISH = ("load weights on", "probe on", "resume on")
+_OF_PUBLISH = ("keeper of", "probe on", "resume on")
 
 
 def stage_of(task: str, method: str) -> str:

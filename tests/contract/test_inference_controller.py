@@ -1,12 +1,13 @@
 """What every inference controller keeps to, over scripted engines."""
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple
 
 import anyio
 import pytest
 
-from backends.engines.pool import EnginePool
+from backends.engines.pool import open_pool
 from protocols.errors import Aborted, EngineStale
 from protocols.inference import (
     GenerateRequest,
@@ -30,25 +31,29 @@ class Made(NamedTuple):
     engines: dict[WorkerId, ScriptedEngine]
 
 
-MakeController = Callable[[], Made]
+OpenController = Callable[[], AbstractAsyncContextManager[Made]]
 
 
-def _pool() -> Made:
+@asynccontextmanager
+async def _pool() -> AsyncGenerator[Made]:
     engines = {name: ScriptedEngine(name=name) for name in MEMBERS}
-    return Made(EnginePool(engines), engines)
+    async with open_pool(engines) as pool:
+        yield Made(pool, engines)
 
 
-def _scripted() -> Made:
+@asynccontextmanager
+async def _scripted() -> AsyncGenerator[Made]:
     controller = ScriptedInference(MEMBERS)
-    return Made(controller, controller.engines)
+    yield Made(controller, controller.engines)
 
 
-def _wired(make: MakeController) -> MakeController:
-    def make_wired() -> Made:
-        made = make()
-        return Made(over_codec(InferenceControllerPort, made.controller), made.engines)
+def _wired(opened: OpenController) -> OpenController:
+    @asynccontextmanager
+    async def open_wired() -> AsyncGenerator[Made]:
+        async with opened() as made:
+            yield Made(over_codec(InferenceControllerPort, made.controller), made.engines)
 
-    return make_wired
+    return open_wired
 
 
 @pytest.fixture(
@@ -59,7 +64,7 @@ def _wired(make: MakeController) -> MakeController:
         pytest.param(_wired(_scripted), id="scripted-wired"),
     ]
 )
-def make_controller(request: pytest.FixtureRequest) -> MakeController:
+def open_controller(request: pytest.FixtureRequest) -> OpenController:
     return request.param
 
 
@@ -78,119 +83,119 @@ def asks(prefix: str, *, samples: int = 2, max_tokens: int = 8) -> GenerateReque
     )
 
 
-async def test_nothing_is_served_before_a_publish(make_controller: MakeController) -> None:
-    controller, _ = make_controller()
-    assert await controller.endpoint()
-    assert await controller.versions() == dict.fromkeys(MEMBERS)
-    with pytest.raises(EngineStale):
-        await controller.generate(asks("p.1/L0/0/"))
-    readiness = await controller.prepare_rollout()
-    assert readiness.members == frozenset()
-    assert readiness.stale == set(MEMBERS)
+async def test_nothing_is_served_before_a_publish(open_controller: OpenController) -> None:
+    async with open_controller() as (controller, _):
+        assert await controller.endpoint()
+        assert await controller.versions() == dict.fromkeys(MEMBERS)
+        with pytest.raises(EngineStale):
+            await controller.generate(asks("p.1/L0/0/"))
+        readiness = await controller.prepare_rollout()
+        assert readiness.members == frozenset()
+        assert readiness.stale == set(MEMBERS)
 
 
-async def test_every_member_confirms_a_publish(make_controller: MakeController) -> None:
-    controller, _ = make_controller()
-    receipt = await controller.publish(weights(3))
-    assert receipt.version == 3
-    assert receipt.confirmed == set(MEMBERS)
-    assert receipt.stale == frozenset()
-    assert await controller.versions() == dict.fromkeys(MEMBERS, 3)
-    assert (await controller.prepare_rollout()).members == set(MEMBERS)
+async def test_every_member_confirms_a_publish(open_controller: OpenController) -> None:
+    async with open_controller() as (controller, _):
+        receipt = await controller.publish(weights(3))
+        assert receipt.version == 3
+        assert receipt.confirmed == set(MEMBERS)
+        assert receipt.stale == frozenset()
+        assert await controller.versions() == dict.fromkeys(MEMBERS, 3)
+        assert (await controller.prepare_rollout()).members == set(MEMBERS)
 
 
-async def test_publishing_is_idempotent(make_controller: MakeController) -> None:
-    controller, engines = make_controller()
-    first = await controller.publish(weights(1))
-    assert await controller.publish(weights(1)) == first
-    assert [engine.loaded for engine in engines.values()] == [[1], [1]]
+async def test_publishing_is_idempotent(open_controller: OpenController) -> None:
+    async with open_controller() as (controller, engines):
+        first = await controller.publish(weights(1))
+        assert await controller.publish(weights(1)) == first
+        assert [engine.loaded for engine in engines.values()] == [[1], [1]]
 
 
-async def test_tokens_carry_the_version_that_made_them(make_controller: MakeController) -> None:
-    controller, _ = make_controller()
-    for version in (1, 2):
-        await controller.publish(weights(version))
-        generation = await controller.generate(asks(f"p.1/L{version}/0/"))
-        assert {one.version for done in generation.completions for one in done.segments} == {version}
+async def test_tokens_carry_the_version_that_made_them(open_controller: OpenController) -> None:
+    async with open_controller() as (controller, _):
+        for version in (1, 2):
+            await controller.publish(weights(version))
+            generation = await controller.generate(asks(f"p.1/L{version}/0/"))
+            assert {one.version for done in generation.completions for one in done.segments} == {version}
 
 
-async def test_an_abort_reaches_every_engine(make_controller: MakeController) -> None:
-    controller, engines = make_controller()
-    await controller.publish(weights(0))
-    errors: list[Aborted] = []
+async def test_an_abort_reaches_every_engine(open_controller: OpenController) -> None:
+    async with open_controller() as (controller, engines):
+        await controller.publish(weights(0))
+        errors: list[Aborted] = []
 
-    async def collect(prefix: str) -> None:
-        try:
-            await controller.generate(asks(prefix, max_tokens=1000))
-        except Aborted as exc:
-            errors.append(exc)
+        async def collect(prefix: str) -> None:
+            try:
+                await controller.generate(asks(prefix, max_tokens=1000))
+            except Aborted as exc:
+                errors.append(exc)
 
-    async with anyio.create_task_group() as tasks:
-        for lease in range(4):
-            tasks.start_soon(collect, f"p.1/L1/{lease}/")
-            await anyio.sleep(0.01)
-        tasks.start_soon(collect, "p.1/L17/0/")
-        await anyio.sleep(0.1)
-        assert all([await engine.live_requests() for engine in engines.values()]), "both engines work"
-        report = await controller.abort("p.1/L1/")
-        assert report.confirmed == {f"p.1/L1/{lease}/{sample}/0" for lease in range(4) for sample in range(2)}
-        assert report.unconfirmed == frozenset()
-        assert await controller.live_requests() == {"p.1/L17/0/0/0", "p.1/L17/0/1/0"}
-        assert (await controller.abort("p.1/L1/")).confirmed == frozenset()
-        await controller.abort("p.1/L17/")
-    assert len(errors) == 5
+        async with anyio.create_task_group() as tasks:
+            for lease in range(4):
+                tasks.start_soon(collect, f"p.1/L1/{lease}/")
+                await anyio.sleep(0.01)
+            tasks.start_soon(collect, "p.1/L17/0/")
+            await anyio.sleep(0.1)
+            assert all([await engine.live_requests() for engine in engines.values()]), "both engines work"
+            report = await controller.abort("p.1/L1/")
+            assert report.confirmed == {f"p.1/L1/{lease}/{sample}/0" for lease in range(4) for sample in range(2)}
+            assert report.unconfirmed == frozenset()
+            assert await controller.live_requests() == {"p.1/L17/0/0/0", "p.1/L17/0/1/0"}
+            assert (await controller.abort("p.1/L1/")).confirmed == frozenset()
+            await controller.abort("p.1/L17/")
+        assert len(errors) == 5
 
 
-async def test_an_abort_that_overtakes_its_request_wins(make_controller: MakeController) -> None:
+async def test_an_abort_that_overtakes_its_request_wins(open_controller: OpenController) -> None:
     """verifiers PR#1035: the cancel came before the request was known, and the work ran on."""
-    controller, _ = make_controller()
-    await controller.publish(weights(0))
-    await controller.abort("p.1/L1/0/")
-    with pytest.raises(Aborted):
-        await controller.generate(asks("p.1/L1/0/"))
-    await controller.generate(asks("p.1/L1/1/"))
+    async with open_controller() as (controller, _):
+        await controller.publish(weights(0))
+        await controller.abort("p.1/L1/0/")
+        with pytest.raises(Aborted):
+            await controller.generate(asks("p.1/L1/0/"))
+        await controller.generate(asks("p.1/L1/1/"))
 
 
-async def test_a_cancelled_call_leaves_nothing_running(make_controller: MakeController) -> None:
-    controller, _ = make_controller()
-    await controller.publish(weights(0))
-    with anyio.move_on_after(0.05):
-        await controller.generate(asks("p.1/L1/0/", max_tokens=1000))
-    assert await controller.live_requests() == frozenset()
+async def test_a_cancelled_call_leaves_nothing_running(open_controller: OpenController) -> None:
+    async with open_controller() as (controller, _):
+        await controller.publish(weights(0))
+        with anyio.move_on_after(0.05):
+            await controller.generate(asks("p.1/L1/0/", max_tokens=1000))
+        assert await controller.live_requests() == frozenset()
 
 
-async def test_a_paused_controller_makes_no_tokens_until_it_is_resumed(make_controller: MakeController) -> None:
-    controller, engines = make_controller()
-    await controller.publish(weights(0))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(controller.generate, asks("p.1/L1/0/"))
-        await anyio.sleep(0.02)
+async def test_a_paused_controller_makes_no_tokens_until_it_is_resumed(open_controller: OpenController) -> None:
+    async with open_controller() as (controller, engines):
+        await controller.publish(weights(0))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(controller.generate, asks("p.1/L1/0/"))
+            await anyio.sleep(0.02)
+            await controller.pause()
+            await controller.pause()
+            assert all([(await engine.status()).paused for engine in engines.values()])
+            await anyio.sleep(10)
+            assert len(await controller.live_requests()) == 2
+            await controller.resume()
+            await controller.resume()
+        assert await controller.live_requests() == frozenset()
+
+
+async def test_statuses_tell_of_every_member_and_change_nothing(open_controller: OpenController) -> None:
+    async with open_controller() as (controller, engines):
+        await controller.publish(weights(2))
         await controller.pause()
-        await controller.pause()
-        assert all([(await engine.status()).paused for engine in engines.values()])
-        await anyio.sleep(10)
-        assert len(await controller.live_requests()) == 2
+        found = await controller.statuses()
+        assert found == {name: await engine.status() for name, engine in engines.items()}
+        assert all(status is not None and status.version == 2 and status.paused for status in found.values())
         await controller.resume()
-        await controller.resume()
-    assert await controller.live_requests() == frozenset()
 
 
-async def test_statuses_tell_of_every_member_and_change_nothing(make_controller: MakeController) -> None:
-    controller, engines = make_controller()
-    await controller.publish(weights(2))
-    await controller.pause()
-    found = await controller.statuses()
-    assert found == {name: await engine.status() for name, engine in engines.items()}
-    assert all(status is not None and status.version == 2 and status.paused for status in found.values())
-    await controller.resume()
-
-
-async def test_preparing_resumes_what_stands_still(make_controller: MakeController) -> None:
+async def test_preparing_resumes_what_stands_still(open_controller: OpenController) -> None:
     """OpenRLHF#1164: engines stayed paused after a step that failed half-way (I22)."""
-    controller, engines = make_controller()
-    await controller.publish(weights(0))
-    await controller.pause()
-    readiness = await controller.prepare_rollout()
-    assert readiness.members == set(MEMBERS)
-    assert not any([(await engine.status()).paused for engine in engines.values()])
-    await controller.generate(asks("p.1/L1/0/"))
+    async with open_controller() as (controller, engines):
+        await controller.publish(weights(0))
+        await controller.pause()
+        readiness = await controller.prepare_rollout()
+        assert readiness.members == set(MEMBERS)
+        assert not any([(await engine.status()).paused for engine in engines.values()])
+        await controller.generate(asks("p.1/L1/0/"))

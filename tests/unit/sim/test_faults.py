@@ -65,7 +65,7 @@ def test_a_fault_that_cannot_be_is_refused_with_the_reason(text: str, why: str) 
         ("reward L3", "Grader.grade", "reward"),
         ("reward L3", "Payload.release", "abort"),
         ("stage train", "Payload.release", "train"),
-        ("load weights on rollout/1", "Engine.load_weights", "publish"),
+        ("keeper of rollout/1", "Engine.load_weights", "publish"),
         ("abort on rollout/1", "Engine.live_requests", "abort"),
         ("main", "Trainer.stage_weights", "run"),
     ],
