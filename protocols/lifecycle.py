@@ -1,5 +1,6 @@
 """The members of one role."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from protocols.messages import WorkerId
@@ -18,6 +19,16 @@ class LifecyclePort(Protocol):
 
     async def probe(self, member: WorkerId) -> bool:
         """Return whether one member runs, by asking its launcher now."""
+        ...
+
+    async def replace(self, members: Iterable[WorkerId]) -> None:
+        """End some members, if anything of them runs, and launch them again in their places, under their own ids.
+
+        Cancelling: some may be gone; ``stop`` and another ``replace`` find them so.
+
+        Raises:
+            ConductorError: One could not be ended or launched.
+        """
         ...
 
     async def stop(self) -> None:

@@ -82,7 +82,8 @@ async def open(cfg: Config, site: Site) -> AsyncGenerator[Backend]:  # noqa: A00
         )
         async with open_launcher(state, manner) as launcher:
             payloads = SharedPayloads(state.payloads, manner.payload_bytes)
-            yield Backend(placement=MachinePlacement(total, cpus), launcher=launcher, payloads=payloads)
+            placement = MachinePlacement(total, cpus, own_processes=True)
+            yield Backend(placement=placement, launcher=launcher, payloads=payloads)
 
 
 @asynccontextmanager

@@ -7,9 +7,10 @@ from typing import TypeVar
 
 import anyio
 import structlog
+from anyio.lowlevel import checkpoint
 
 from protocols.aio import owned
-from protocols.errors import ConductorError, PortFailed, WorkerLost
+from protocols.errors import ConductorError, PortFailed, Transient, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, WeightVersion, WorkerId
 from protocols.training import (
@@ -36,7 +37,8 @@ class DataParallel:
 
     Before a step the ranks meet, if they do not stand together: the first time, and after any call that failed or was
     cancelled. They take over the state of the one that has come farthest; one that is lost is revived before. So a
-    lost rank costs the step under way at most, and no checkpoint is gone back to while one rank is left.
+    lost rank costs the step under way at most, and no checkpoint is gone back to while one rank is left. Nobody is told
+    ``WorkerLost`` of a single rank, which would mean that the trainer is gone.
 
     Args:
         ranks: By worker, rank 0 first.
@@ -51,6 +53,45 @@ class DataParallel:
         self._generation = 0
         self._together = False
         self._new: set[WorkerId] = set()
+
+    async def meet(self) -> None:
+        """Have all ranks stand together.
+
+        Raises:
+            PortFailed: No rank is left whose parameters are those of a version.
+            Transient: Some did not come.
+        """
+        if self._together:
+            await checkpoint()
+            return
+        standings = {name: await self._standing(name) for name in self._ranks}
+        old = {name: one for name, one in standings.items() if name not in self._new and one.whole}
+        if not old:
+            raise PortFailed("no rank is left that holds a whole version; resume from the last checkpoint")
+        names = list(self._ranks)
+        source = max(old, key=lambda name: (old[name].version, -names.index(name)))
+        self._generation += 1
+        address = await self._offered(names[0])
+        numbers = {id(self._ranks[name]): index for index, name in enumerate(names)}
+        await self._all(
+            lambda rank: rank.join(
+                JoinRequest(
+                    generation=self._generation,
+                    rank=numbers[id(rank)],
+                    world=len(names),
+                    source=names.index(source),
+                    address=address,
+                )
+            )
+        )
+        log.info("trainer.met", generation=self._generation, source=source, version=old[source].version)
+        self._new.clear()
+        self._together = True
+
+    def replaced(self, worker: WorkerId) -> None:
+        """Take note that a rank is another process now, which holds nothing that was trained."""
+        self._new.add(worker)
+        self._together = False
 
     async def accumulate(self, batch: BatchLease) -> AccumulateReport:
         """Add the gradients of all shares; every rank then holds the sum."""
@@ -94,23 +135,30 @@ class DataParallel:
         return None
 
     async def stage_weights(self, request: StageRequest) -> WeightsManifest:
-        """Stage those of rank 0."""
-        return await (await self._first()).stage_weights(request)
+        """Stage those of rank 0, whatever process that is by then."""
+        return await self._by_first(lambda rank: rank.stage_weights(request))
 
     async def save(self, request: CheckpointRequest) -> WeightVersion:
-        """Save what rank 0 has, which is what every rank has."""
-        return await (await self._first()).save(request)
+        """Save what rank 0 has, which is what every rank has; one that is lost meanwhile begins anew."""
+        return await self._by_first(lambda rank: rank.save(request))
 
     async def load(self, request: CheckpointRequest) -> WeightVersion:
         """Load on every rank."""
         return (await self._step(lambda rank: rank.load(request)))[0]
 
-    async def _first(self) -> RankPort:
-        await self._meet()
-        return next(iter(self._ranks.values()))
+    async def _by_first(self, call: Callable[[RankPort], Awaitable[T]]) -> T:
+        """Call rank 0, again when it is lost: as often as it can be revived."""
+        while True:
+            await self.meet()
+            name, rank = next(iter(self._ranks.items()))
+            try:
+                return await call(rank)
+            except WorkerLost as exc:
+                log.warning("trainer.rank_lost", rank=name, error=str(exc))
+                self._together = False
 
     async def _step(self, call: Callable[[RankPort], Awaitable[T]]) -> list[T]:
-        await self._meet()
+        await self.meet()
         return await self._all(call)
 
     async def _all(self, call: Callable[[RankPort], Awaitable[T]]) -> list[T]:
@@ -122,7 +170,7 @@ class DataParallel:
             try:
                 results[name] = await owned(f"a step of {name}", partial(call, rank))
             except ConductorError as exc:
-                failures.append(exc)
+                failures.append(_of_rank(name, exc))
                 group.cancel_scope.cancel()
 
         together, self._together = self._together, False
@@ -134,37 +182,11 @@ class DataParallel:
         self._together = together
         return [results[name] for name in self._ranks]
 
-    async def _meet(self) -> None:
-        """Have all ranks stand together.
-
-        Raises:
-            PortFailed: No rank is left whose parameters are those of a version.
-        """
-        if self._together:
-            return
-        standings = {name: await self._standing(name) for name in self._ranks}
-        old = {name: one for name, one in standings.items() if name not in self._new and one.whole}
-        if not old:
-            raise PortFailed("no rank is left that holds a whole version; resume from the last checkpoint")
-        names = list(self._ranks)
-        source = max(old, key=lambda name: (old[name].version, -names.index(name)))
-        self._generation += 1
-        address = await self._ranks[names[0]].offer(self._host)
-        numbers = {id(self._ranks[name]): index for index, name in enumerate(names)}
-        await self._all(
-            lambda rank: rank.join(
-                JoinRequest(
-                    generation=self._generation,
-                    rank=numbers[id(rank)],
-                    world=len(names),
-                    source=names.index(source),
-                    address=address,
-                )
-            )
-        )
-        log.info("trainer.met", generation=self._generation, source=source, version=old[source].version)
-        self._new.clear()
-        self._together = True
+    async def _offered(self, name: WorkerId) -> str:
+        try:
+            return await self._ranks[name].offer(self._host)
+        except WorkerLost as exc:
+            raise _of_rank(name, exc) from exc
 
     async def _standing(self, name: WorkerId) -> Standing:
         while True:
@@ -178,6 +200,18 @@ class DataParallel:
 _: type[TrainerPort] = DataParallel
 
 
+class _RankLost(Transient):
+    """One of the ranks is gone, and the trainer is not."""
+
+
+def _of_rank(name: WorkerId, failure: ConductorError) -> ConductorError:
+    if not isinstance(failure, WorkerLost):
+        return failure
+    lost = _RankLost(f"the rank {name} is lost: {failure.cause}")
+    lost.__cause__ = failure
+    return lost
+
+
 def _cause(failures: list[ConductorError]) -> ConductorError:
-    """Return what went wrong first: a lost worker makes the others fail who wait for it."""
-    return next((one for one in failures if isinstance(one, WorkerLost)), failures[0])
+    """Return what went wrong first: a lost rank makes the others fail who wait for it."""
+    return next((one for one in failures if isinstance(one, _RankLost)), failures[0])

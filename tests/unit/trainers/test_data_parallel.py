@@ -200,8 +200,9 @@ async def test_a_lost_rank_costs_the_step_under_way_at_most(victim: WorkerId, wh
     fleet = Fleet()
     await _step(fleet, 0)
     fleet.ranks[victim].dies_in = when
-    with anyio.fail_after(5), pytest.raises(Transient):
+    with anyio.fail_after(5), pytest.raises(Transient) as failed:
         await _step(fleet, 1)
+    assert not isinstance(failed.value, WorkerLost), "which would say that the trainer is gone"
     outcome = await fleet.trainer.outcome(_batch(1).dispatch_id)
     assert (outcome is not None) == (when == "after_step")
     await fleet.trainer.stage_weights(StageRequest(owner="w", exclusive=False))
@@ -256,11 +257,41 @@ async def test_where_nobody_holds_a_whole_version_only_a_checkpoint_leads_on(har
         await _step(fleet, 1)
 
 
+async def test_a_rank_that_was_replaced_between_two_steps_is_given_the_state() -> None:
+    """Nobody called it meanwhile, so nobody was told that it was lost: its parameters are those of a fresh process."""
+    fleet = Fleet()
+    await _step(fleet, 0)
+    fleet.ranks[NAMES[0]].reset()
+    fleet.trainer.replaced(NAMES[0])
+    await fleet.trainer.meet()
+    joined = fleet.ranks[NAMES[0]].joined
+    assert joined is not None
+    assert NAMES[joined.source] != NAMES[0]
+    assert joined.generation == 2
+    fleet.copy_from_source()
+    assert (await _step(fleet, 1)).version == 2
+
+
+@pytest.mark.parametrize("call", ["stage_weights", "save"])
+async def test_what_one_rank_does_is_done_by_the_one_that_took_its_place(call: str) -> None:
+    fleet = Fleet()
+    await _step(fleet, 0)
+    fleet.ranks[NAMES[0]].dies_in = call
+    if call == "save":
+        await fleet.trainer.save(CheckpointRequest(path="/there"))
+    else:
+        await fleet.trainer.stage_weights(StageRequest(owner="w", exclusive=False))
+    assert fleet.launches == [2, 1, 1]
+    joined = fleet.ranks[NAMES[0]].joined
+    assert joined is not None
+    assert NAMES[joined.source] != NAMES[0]
+
+
 async def test_gradients_do_not_outlive_a_parting() -> None:
     fleet = Fleet()
     await fleet.trainer.accumulate(_batch(0))
     fleet.ranks[NAMES[1]].dies_in = "apply"
-    with pytest.raises(WorkerLost):
+    with pytest.raises(Transient, match="policy/1 is lost"):
         await fleet.trainer.apply(_batch(0).dispatch_id)
     with pytest.raises(PortFailed, match="not accumulated"):
         await fleet.trainer.apply(_batch(0).dispatch_id)
