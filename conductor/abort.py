@@ -5,7 +5,7 @@ requests and releases its payloads, and the engines say what lives; again and ag
 3. The outcome is written. The error that caused it goes on unchanged.
 """
 
-from collections.abc import Iterator
+from itertools import count
 from typing import Literal
 
 import anyio
@@ -16,10 +16,9 @@ from protocols.aio import bounded_shield
 from protocols.errors import BudgetExhausted, ConductorError, Stalled, Transient
 from protocols.ledger import AbortConfirmed, Aborting, Dropped, Readmitted
 from protocols.messages import attempt_prefix
+from protocols.pauses import pause_s
 
 _NOT_FOR_DATA = ("remainder", "stale", "surplus")
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
 _JUDGED_FROM = 10  # admissions after which the share of dropped groups says something
 
 
@@ -54,6 +53,7 @@ async def retry(ctx: RunContext, lease: Lease, error: ConductorError) -> None:
             field="attempts",
             last=str(error),
         ) from error
+    await anyio.sleep(pause_s(lease.tries, lease.lease_id))
     await ctx.record(Readmitted(lease_id=lease.lease_id, attempt=lease.attempt + 1))
     ctx.readmitted.append(lease.lease_id)
     ctx.changed.ring()
@@ -115,26 +115,20 @@ async def _abort(ctx: RunContext, lease: Lease, reason: str) -> None:
     """
     await ctx.record(Aborting(lease_id=lease.lease_id, reason=reason))
     began = anyio.current_time()
-    for tries, pause_s in enumerate(_pauses(), start=1):
+    for tries in count(1):
         unconfirmed = await stop(ctx, prefix_of(ctx, lease))
         if not unconfirmed:
             break
         ids, tried_s = sorted(unconfirmed), anyio.current_time() - began
         ctx.log.warning("abort.unconfirmed", lease_id=lease.lease_id, ids=ids, tries=tries, seconds=tried_s)
-        if tried_s + pause_s > ctx.cfg.deadlines.reconcile:
+        until_next_s = pause_s(tries, lease.lease_id)
+        if tried_s + until_next_s > ctx.cfg.deadlines.reconcile:
             raise Stalled(
                 f"{lease.lease_id} was aborted {tries} times in {tried_s:.0f} s for {reason}, and "
                 f"{', '.join(ids)} may still run; deadlines.reconcile allows {ctx.cfg.deadlines.reconcile:g} s"
             )
-        await anyio.sleep(pause_s)
+        await anyio.sleep(until_next_s)
     await ctx.record(AbortConfirmed(lease_id=lease.lease_id))
-
-
-def _pauses() -> Iterator[float]:
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 async def stop(ctx: RunContext, prefix: str) -> frozenset[str]:

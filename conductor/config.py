@@ -205,6 +205,8 @@ class RunConfig(Message, frozen=True, kw_only=True):
         remainder: Prompts left over at the end of an epoch that do not fill a batch: ``train`` them as a
             short batch, ``drop`` them, or ``carry`` them over into the next epoch.
         attempts: Times that one group may be generated, for transient failures.
+        retries: Failures in a row that are put up with of grading, of drawing prompts, of a train step and of staging
+            weights each; any success refills it. Between two tries there are pauses that grow to 30 s.
         max_dropped: Groups that may be dropped for bad data in a run, as a fraction of those admitted
             (counted from the tenth on).
         filter: Groups that teach nothing.
@@ -236,6 +238,7 @@ class RunConfig(Message, frozen=True, kw_only=True):
     engines: PositiveInt = 1
     remainder: Literal["train", "drop", "carry"] = "train"
     attempts: PositiveInt = 3
+    retries: PositiveInt = 8
     max_dropped: Annotated[float, Meta(ge=0, le=1)] = 0.5
     filter: FilterConfig = FilterConfig()
     sampling: Sampling

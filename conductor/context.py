@@ -15,6 +15,7 @@ from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
 from conductor.core.evaluation import Evaluation
 from conductor.core.leases import LeaseTable
+from conductor.core.patience import Patience
 from conductor.core.publication import Publication
 from conductor.core.staleness import Sampler
 from conductor.core.waits import Waits
@@ -66,6 +67,7 @@ class RunContext:
         idle: Whether the trainer waits for a batch.
         ending: Groups that are cut short while they are generated, and what becomes of each.
         readmitted: Leases that admit sends out again, in order.
+        patiences: Of every cause that was called patiently, by its name.
         record_failed: Whether the ledger failed to write: nothing is written after a gap.
         rollouts_done: Whether every rollout and grade that will come has come.
     """
@@ -109,6 +111,7 @@ class RunContext:
     ending: dict[LeaseId, Literal["restart", "surplus"]] = field(default_factory=dict)
     readmitted: deque[LeaseId] = field(default_factory=deque)
     rollouts_done: bool = False
+    patiences: dict[str, Patience] = field(default_factory=dict)
     record_failed: bool = False
 
     @property
@@ -125,6 +128,10 @@ class RunContext:
     def seconds(self) -> float:
         """For how long the run has trained, without the time between two lives of it."""
         return self.seconds_before + (0.0 if self.began is None else anyio.current_time() - self.began)
+
+    def patience(self, what: str) -> Patience:
+        """Return the budget of a cause that may fail."""
+        return self.patiences.setdefault(what, Patience(what=what, allowed=self.cfg.retries))
 
     def enter(self, phase: str) -> None:
         """Begin something, and tell whoever watches."""

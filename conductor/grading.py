@@ -3,7 +3,8 @@
 import math
 
 from conductor.context import RunContext
-from protocols.errors import InvariantError
+from conductor.patience import patiently
+from protocols.errors import InvariantError, PayloadLost
 from protocols.grading import Grade, GradeFault, GradeReport, GradeRequest, GraderPort
 from protocols.prompts import Prompt
 from protocols.rollouts import GroupReceipt
@@ -15,7 +16,8 @@ async def grades_of(
     """Ask for the grades of the samples that have tokens, and put all of them in order.
 
     Raises:
-        Transient: The grader is lost or too slow.
+        Transient: The payload is lost, or the grader fails for these samples while it grades others.
+        BudgetExhausted: The grader is lost or too slow, and stays so.
         InvariantError: It answered something else.
     """
     asked = tuple(index for index, sample in enumerate(receipt.samples) if sample.tokens)
@@ -29,7 +31,7 @@ async def grades_of(
             payload=receipt.payload,
             samples=asked,
         )
-        report = await grader.grade(request)
+        report = await patiently(ctx, "grading", receipt.lease_id, lambda: grader.grade(request), final=PayloadLost)
         _check(request, report)
         for index, grade in zip(asked, report.grades, strict=True):
             grades[index] = grade

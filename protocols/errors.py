@@ -5,6 +5,7 @@
     ConductorError
      +- Transient             retry elsewhere, within a budget that progress refills
      |   +- WorkerLost            an engine or another worker is gone
+     |   +- PayloadLost           bulk data is gone or damaged: its work is to be done again
      |   +- EngineBusy            an engine's queue is full
      |   +- EngineStale           an engine holds no confirmed weights
      |   +- DeadlineExceeded      a named wait reached its deadline
@@ -57,6 +58,15 @@ class WorkerLost(Transient):
         self.worker = worker
         self.cause = cause
         self.preempted = preempted
+
+
+class PayloadLost(Transient):
+    """Bulk data of one owner is not there, or is not what was put."""
+
+    def __init__(self, *, owner: str, cause: str) -> None:
+        super().__init__(f"the payload of {owner} is lost: {cause}")
+        self.owner = owner
+        self.cause = cause
 
 
 class EngineBusy(Transient):

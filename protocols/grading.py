@@ -64,6 +64,7 @@ class GraderPort(Protocol):
         Idempotent as far as the user's function is. Cancelling: stops the user's code, also where it hangs.
 
         Raises:
+            PayloadLost: The completions are gone, or are not what was put.
             Transient: The grader itself is lost.
         """
         ...

@@ -64,7 +64,7 @@ class PromptSourcePort(Protocol):
     async def draw(self) -> Prompt | None:
         """Return the next prompt, or None when there is none left (and from then on).
 
-        Not idempotent. Cancelling it may lose the prompt only if ``state`` does not count it.
+        Not idempotent. Cancelling it may lose the prompt only if ``state`` does not count it: it may be called again.
 
         Raises:
             DataFault: This one is unreadable; the next call goes on behind it.

@@ -123,7 +123,7 @@ class TrainerPort(Protocol):
 
         Raises:
             InvariantError: Ids repeat, or ``registration`` or ``version`` are not the trainer's.
-            Transient: A payload is lost.
+            PayloadLost: A payload is gone, or is not that of the group that the batch names.
         """
         ...
 
@@ -142,7 +142,13 @@ class TrainerPort(Protocol):
         ...
 
     async def train_step(self, batch: BatchLease) -> StepReport:
-        """``accumulate`` and ``apply``; a repeated ``dispatch_id`` returns the first report."""
+        """``accumulate`` and ``apply``; a repeated ``dispatch_id`` returns the first report.
+
+        Where it failed and ``outcome`` knows nothing of it, ``discard`` lets it be taken again.
+
+        Raises:
+            WorkerLost: The trainer is gone, and its parameters with it.
+        """
         ...
 
     async def outcome(self, dispatch_id: DispatchId) -> StepReport | None:

@@ -13,7 +13,7 @@ from protocols.aio import Doorbell, owned
 from protocols.errors import ConductorError
 from protocols.inference import WeightsManifest
 from protocols.messages import WorkerId
-from protocols.pauses import pause_s
+from protocols.pauses import LONGEST_S, pause_s
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +35,7 @@ class Keepers:
         self._members = members
         self._renewer = renewer
         self._publish_s = publish_s
+        self._longest_pause_s = min(LONGEST_S, publish_s / 10)  # an engine that is back is found before all is given up
         self._awaited: set[WorkerId] = set()
         self.wanted: WeightsManifest | None = None
         self.moved = Doorbell()
@@ -85,7 +86,7 @@ class Keepers:
             if manifest is None or member.confirmed == manifest.version:
                 await member.called.wait()
             elif not await self._renew(member, manifest):
-                with anyio.move_on_after(pause_s(member.failures, member.name)):
+                with anyio.move_on_after(pause_s(member.failures, member.name, longest_s=self._longest_pause_s)):
                     await member.called.wait()
 
     async def _renew(self, member: Member, manifest: WeightsManifest) -> bool:

@@ -27,9 +27,9 @@ from backends.graders._pool import open_pool
 from backends.graders._reward import Reward, Task
 from protocols.adapters import Host
 from protocols.backend import PayloadPort
-from protocols.errors import InvariantError, Problem, UserError
+from protocols.errors import PayloadLost, Problem, UserError, WorkerLost
 from protocols.grading import Grade, GradeFault, GradeReport, GradeRequest, GraderPort
-from protocols.messages import Message
+from protocols.messages import Message, PayloadRef
 from protocols.prompts import ChatPrompt, PromptContent, TextPrompt, TokenPrompt
 from protocols.rollouts import GroupPayload
 from protocols.sections import Site
@@ -71,9 +71,7 @@ class FunctionGrader:
 
     async def grade(self, request: GradeRequest) -> GradeReport:
         """Grade every sample; see ``GraderPort.grade``."""
-        group = await self._payloads.get(request.payload)
-        if not isinstance(group, GroupPayload):
-            raise InvariantError(f"{request.payload} is {type(group).__name__}, not a GroupPayload")
+        group = await self._group(request.payload)
         task = Task(
             prompt=as_in_the_job(request.prompt.content),
             fields=request.prompt.fields,
@@ -81,6 +79,15 @@ class FunctionGrader:
         )
         grades = await self._grade_task(task)
         return GradeReport(lease_id=request.lease_id, attempt=request.attempt, grades=tuple(grades))
+
+    async def _group(self, ref: PayloadRef) -> GroupPayload:
+        try:
+            group = await self._payloads.get(ref)
+        except WorkerLost as exc:  # the payload is lost, not the grader
+            raise PayloadLost(owner=ref.owner, cause=exc.cause) from exc
+        if not isinstance(group, GroupPayload):
+            raise PayloadLost(owner=ref.owner, cause=f"it is {type(group).__name__}, not a group")
+        return group
 
 
 def as_in_the_job(content: PromptContent) -> Any:

@@ -9,8 +9,8 @@ import msgspec
 from anyio.lowlevel import checkpoint
 
 from backends.sim.clock import spend
-from protocols.backend import Bulk, PayloadPort
-from protocols.errors import InvariantError, Transient, UserError
+from protocols.backend import PayloadPort
+from protocols.errors import InvariantError, PayloadLost, UserError, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, Message, PayloadRef, RegistrationKey, WeightVersion
 from protocols.rollouts import GroupPayload
@@ -76,7 +76,7 @@ class ScriptedTrainer:
             self._window, self._complete = batch, False
             if self._payloads is not None:
                 for group in batch.groups:
-                    _check_payload(group, await self._payloads.get(group.payload))
+                    await _check_payload(group, self._payloads)
             await spend(self._step_s(batch) if callable(self._step_s) else self._step_s)
             self._complete = True
             return AccumulateReport(dispatch_id=batch.dispatch_id, metrics=self._metrics())
@@ -180,10 +180,14 @@ def _repeats(batch: BatchLease) -> Iterator[str]:
         seen.add(one)
 
 
-def _check_payload(group: GroupRow, payload: Bulk) -> None:
-    needed = max((row.sample for row in group.samples), default=-1)
+async def _check_payload(group: GroupRow, payloads: PayloadPort) -> None:
+    owner, needed = group.payload.owner, max((row.sample for row in group.samples), default=-1)
+    try:
+        payload = await payloads.get(group.payload)
+    except WorkerLost as exc:
+        raise PayloadLost(owner=owner, cause=exc.cause) from exc
     if not isinstance(payload, GroupPayload) or len(payload.samples) <= needed:
-        raise Transient(f"the payload of {group.lease_id} is damaged")
+        raise PayloadLost(owner=owner, cause="it is damaged")
 
 
 def _write(folder: str, saved: _Saved) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from backends.sim.clock import spend
 from backends.sim.grader import alternating
 from protocols.backend import PayloadPort
-from protocols.errors import Transient
+from protocols.errors import PayloadLost
 from protocols.grading import GradeReport, GradeRequest, GraderPort
 from protocols.prompts import PromptContent
 from protocols.rollouts import GroupPayload
@@ -53,7 +53,7 @@ class SimGrader:
         """Grade; see ``GraderPort.grade``."""
         payload = await self._payloads.get(request.payload)
         if not isinstance(payload, GroupPayload) or len(payload.samples) <= max(request.samples):
-            raise Transient(f"the payload of {request.lease_id} is damaged")
+            raise PayloadLost(owner=request.payload.owner, cause="it is damaged")
         await spend(self._grade_s(request))
         grades = tuple(alternating(request))
         return GradeReport(lease_id=request.lease_id, attempt=request.attempt, grades=grades)

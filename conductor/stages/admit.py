@@ -15,6 +15,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from conductor.context import RunContext
 from conductor.core.lease import Lease, State
 from conductor.core.leases import open_groups
+from conductor.patience import patiently
 from protocols.errors import BudgetExhausted, DataFault
 from protocols.ledger import Admitted, Dropped, LedgerEvent, Readmitted
 from protocols.messages import LeaseId, lease_number
@@ -98,8 +99,8 @@ async def _admit_some(ctx: RunContext, supply: _Supply, granted: int) -> list[Le
 
 
 def _used_up(ctx: RunContext, supply: _Supply) -> bool:
-    """Return whether there are no more prompts, and no group that could be begun anew for its age."""
-    return supply.empty and not ctx.table.count(State.GRADED)
+    """Return whether there are no more prompts, and no group that could be begun anew."""
+    return supply.empty and not (ctx.table.count(State.GRADED) or ctx.table.count(State.CLAIMED))
 
 
 def _trained_enough(ctx: RunContext) -> bool:
@@ -142,7 +143,7 @@ async def _draw(ctx: RunContext) -> Prompt | None:
     last = ""
     for _ in range(_BAD_PROMPTS_IN_A_ROW):
         try:
-            return await ctx.ports.prompts.draw()
+            return await patiently(ctx, "drawing a prompt", "admit", ctx.ports.prompts.draw)
         except DataFault as exc:
             last = str(exc)
             ctx.window.failed(type(exc).__name__)

@@ -43,7 +43,7 @@ async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[Dispat
             await _claim(ctx, batch, batches)
             if ctx.cfg.extra_groups:
                 await _end_surplus(ctx, group)
-        elif complete and not ready:
+        elif complete and not (ready or ctx.table.open_dispatches()):  # a step may give its groups back
             if ctx.rollouts_done:
                 return
             await _close_epoch(ctx)

@@ -19,6 +19,7 @@ from conductor.core.evaluation import (
 )
 from conductor.grading import grades_of
 from conductor.observe.metrics import evaluation_metrics
+from conductor.patience import release
 from conductor.ports import EvaluationPorts
 from protocols.aio import deadline
 from protocols.errors import (
@@ -34,6 +35,7 @@ from protocols.errors import (
 from protocols.grading import Grade, GradeFault
 from protocols.ledger import Evaluated
 from protocols.messages import WeightVersion
+from protocols.pauses import pause_s
 from protocols.prompts import Prompt
 from protocols.rollouts import GroupReceipt, RolloutLease
 from protocols.tracking import StepRecord
@@ -180,6 +182,7 @@ async def _attempts(
             if attempt + 1 == ctx.cfg.attempts:
                 raise
             await stop(ctx, lease.prefix)
+            await anyio.sleep(pause_s(attempt + 1, lease.lease_id))
     raise InvariantError("a prompt is tried at least once")
 
 
@@ -192,7 +195,7 @@ async def _once(
     if not any(isinstance(grade, Grade) for grade in grades):
         fault = next(grade for grade in grades if isinstance(grade, GradeFault))
         raise DataFault(f"no completion has a reward: {fault.kind}: {fault.detail}")
-    await ctx.ports.backend.payloads.release(lease.prefix)
+    await release(ctx, lease.prefix)
     return receipt, grades
 
 

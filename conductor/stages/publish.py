@@ -12,6 +12,7 @@ from conductor.abort import interrupt
 from conductor.context import RunContext
 from conductor.core.lease import Lease
 from conductor.core.leases import open_groups
+from conductor.patience import release
 from conductor.stages.evaluate import evaluate_if_due
 from protocols.messages import WeightVersion
 
@@ -55,4 +56,4 @@ async def publish_pending(ctx: RunContext) -> None:
         size_bytes=manifest.size_bytes,
     )
     if before is not None:
-        await ctx.ports.backend.payloads.release(before.payload.owner)
+        await release(ctx, before.payload.owner)

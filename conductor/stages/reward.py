@@ -15,6 +15,7 @@ from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
 from conductor.core.lease import RUNNING, Lease
 from conductor.grading import grades_of
+from conductor.patience import release
 from protocols.errors import BudgetExhausted, Transient
 from protocols.grading import Grade, GradeFault
 from protocols.ledger import Filtered, Graded
@@ -58,7 +59,7 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
     ctx.window.filtered += 1
     prefix = prefix_of(ctx, lease)
     await ctx.record(event, Filtered(lease_id=lease_id, reason="equal_rewards", replaced=verdict == "filter"))
-    await ctx.ports.backend.payloads.release(prefix)
+    await release(ctx, prefix)
 
 
 def _judge(ctx: RunContext, lease: Lease, rewards: list[float]) -> Verdict:

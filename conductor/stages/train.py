@@ -10,14 +10,15 @@ from contextlib import suppress
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from conductor.abort import drop, prefix_of
+from conductor.abort import drop, prefix_of, retry
 from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
 from conductor.core.lease import Lease, State
 from conductor.observe.metrics import age_metrics
+from conductor.patience import patiently, release
 from conductor.stages.checkpoint import save_if_due
 from conductor.stages.evaluate import is_due
-from protocols.errors import InvariantError, PortFailed, Transient
+from protocols.errors import InvariantError, PayloadLost, PortFailed, Transient, WorkerLost
 from protocols.grading import Grade
 from protocols.inference import Segment, WeightsManifest
 from protocols.ledger import Committed, Stepped, Unclaimed
@@ -41,7 +42,12 @@ async def run(
         waited = anyio.current_time()
         leases = ctx.table.dispatch(dispatch_id)
         batch = batch_lease(ctx, dispatch_id, leases)
-        report = await _step(ctx, batch)
+        try:
+            report = await _step(ctx, batch)
+        except PayloadLost as exc:
+            await _give_back(ctx, batch, leases, exc)
+            _wait_for_batch(ctx)
+            continue
         trained = anyio.current_time()
         if await _settle(ctx, batch, leases, report):
             await stage_weights(ctx)
@@ -94,16 +100,44 @@ def _row(lease: Lease, advantages: tuple[float, ...]) -> GroupRow:
 
 
 async def _step(ctx: RunContext, batch: BatchLease) -> StepReport:
-    """Take the step. Where the reply is lost, the trainer is asked whether it happened."""
-    try:
-        return await ctx.ports.trainer.train_step(batch)
-    except Transient as exc:
-        failure = exc
-    report = await ctx.ports.trainer.outcome(batch.dispatch_id)
-    if report is None:
-        raise failure
-    ctx.log.warning("step.reply_lost", dispatch_id=batch.dispatch_id, error=str(failure))
-    return report
+    """Take the step, again where it did not happen. Where the reply is lost, the trainer is asked whether it did.
+
+    Raises:
+        PayloadLost: Of a group; nothing changed, and the gradient window is closed.
+        WorkerLost: The trainer is gone.
+        BudgetExhausted: It failed too often.
+    """
+    trainer, name = ctx.ports.trainer, batch.dispatch_id
+
+    async def attempt() -> StepReport:
+        try:
+            return await trainer.train_step(batch)
+        except WorkerLost:
+            raise
+        except Transient as exc:
+            failure = exc
+        report = await patiently(ctx, "asking for the outcome of a step", name, lambda: trainer.outcome(name))
+        if report is None:
+            await patiently(ctx, "discarding gradients", name, trainer.discard)
+            raise failure
+        ctx.log.warning("step.reply_lost", dispatch_id=name, error=str(failure))
+        return report
+
+    return await patiently(ctx, "a train step", name, attempt)
+
+
+async def _give_back(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], failure: PayloadLost) -> None:
+    """Take a claim back whose step lost the payload of a group: that one is generated anew, the others are ready.
+
+    Raises:
+        InvariantError: It is the payload of no group of the batch.
+    """
+    lost = [lease for lease, row in zip(leases, batch.groups, strict=True) if row.payload.owner == failure.owner]
+    if not lost:
+        raise InvariantError(f"{batch.dispatch_id} has no group whose payload is lost: {failure}")
+    await ctx.record(Unclaimed(dispatch_id=batch.dispatch_id))
+    for lease in lost:
+        await retry(ctx, lease, failure)
 
 
 async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], report: StepReport) -> bool:
@@ -124,7 +158,7 @@ async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...],
     await ctx.record(Committed(dispatch_id=batch.dispatch_id, version=report.version, leases=report.consumed))
     ctx.trained = report.version
     for prefix in prefixes:
-        await ctx.ports.backend.payloads.release(prefix)
+        await release(ctx, prefix)
     return True
 
 
@@ -133,10 +167,12 @@ async def stage_weights(ctx: RunContext) -> WeightsManifest:
     # an evaluation generates from these weights while the next step changes the parameters
     exclusive = ctx.cfg.max_age == 0 and not is_due(ctx, ctx.trained)
     request = StageRequest(owner=ctx.publication.owner(ctx.trained), exclusive=exclusive)
-    manifest = await ctx.ports.trainer.stage_weights(request)
+    manifest = await patiently(ctx, "staging weights", request.owner, lambda: ctx.ports.trainer.stage_weights(request))
+    if ctx.origin is not None and manifest.version != ctx.trained:
+        raise InvariantError(f"weights v{manifest.version} were staged at v{ctx.trained}")
     superseded = ctx.publication.stage(manifest)
     if superseded is not None:
-        await ctx.ports.backend.payloads.release(superseded.payload.owner)
+        await release(ctx, superseded.payload.owner)
     return manifest
 
 

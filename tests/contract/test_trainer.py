@@ -12,7 +12,7 @@ from backends.sim.payloads import ScriptedPayloads
 from backends.sim.trainer import ScriptedTrainer
 from backends.trainers import torch as torch_trainer
 from protocols.adapters import Host
-from protocols.errors import InvariantError, Transient, UserError
+from protocols.errors import InvariantError, PayloadLost, UserError
 from protocols.messages import DispatchId, LeaseId, RegistrationKey
 from protocols.training import CheckpointRequest, StageRequest, TrainerPort
 from tests.support.batches import EXAMPLE, Drawn, Group, make_batch, site
@@ -119,8 +119,9 @@ async def test_a_lost_payload_trains_nothing(open_trainer: OpenTrainer) -> None:
     async with open_trainer(payloads) as trainer:
         batch = await make_batch().store(payloads)
         await payloads.release(batch.groups[1].payload.owner)
-        with pytest.raises(Transient):
+        with pytest.raises(PayloadLost) as caught:
             await trainer.train_step(batch)
+        assert caught.value.owner == batch.groups[1].payload.owner
         await trainer.discard()
         assert await trainer.outcome(batch.dispatch_id) is None
         await make_batch().store(payloads)

@@ -179,6 +179,7 @@ def assert_may_end_early(world: World, error: ConductorError) -> None:
     assert isinstance(error, BudgetExhausted)
     blamed = {
         "attempts": troubles & {"busy", "always busy", "grader lost"},
+        "retries": troubles & {"grader lost"},
         "max_dropped": troubles & {"bad prompt", "one reward"} or world.idle_steps,
         "filter.ceiling": troubles & {"equal"} and world.cfg.filter.on_ceiling != "keep",
         "prompts": troubles & {"unreadable"},

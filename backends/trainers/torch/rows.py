@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocols.errors import InvariantError
+from protocols.errors import InvariantError, PayloadLost
 from protocols.messages import attempt_prefix
 from protocols.rollouts import GroupPayload
 from protocols.training import BatchLease, GroupRow
@@ -64,7 +64,7 @@ def trained_groups(batch: BatchLease, payloads: Sequence[Any]) -> list[list[Row]
         payloads: What the payload store holds for each, in the same order; None for those that another rank trains.
 
     Raises:
-        InvariantError: A payload is no group's, or does not hold what the batch says.
+        PayloadLost: A payload is no group's, or does not hold what the batch says.
     """
     groups: list[list[Row]] = []
     for group, payload in zip(batch.groups, payloads, strict=True):
@@ -72,7 +72,7 @@ def trained_groups(batch: BatchLease, payloads: Sequence[Any]) -> list[list[Row]
             groups.append([])
             continue
         if isinstance(payload, Mapping) or not isinstance(payload, GroupPayload) or not payload.prompt_ids:
-            raise InvariantError(f"the payload of {group.lease_id} is no group with a prompt")
+            raise PayloadLost(owner=group.payload.owner, cause="it is no group with a prompt")
         groups.append(list(_group_rows(group, payload)))
     return groups
 
@@ -80,10 +80,11 @@ def trained_groups(batch: BatchLease, payloads: Sequence[Any]) -> list[list[Row]
 def _group_rows(group: GroupRow, payload: GroupPayload) -> Iterator[Row]:
     for row in group.samples:
         if not 0 <= row.sample < len(payload.samples):
-            raise InvariantError(f"{group.lease_id} has no sample {row.sample}")
+            raise PayloadLost(owner=group.payload.owner, cause=f"it has no sample {row.sample}")
         sample = payload.samples[row.sample]
         if len(sample.logprobs) != len(sample.token_ids):
-            raise InvariantError(f"sample {row.sample} of {group.lease_id} has log-probabilities for other tokens")
+            cause = f"its sample {row.sample} has log-probabilities for other tokens"
+            raise PayloadLost(owner=group.payload.owner, cause=cause)
         if row.weight > 0 and sample.token_ids:
             yield Row(
                 prompt=payload.prompt_ids,

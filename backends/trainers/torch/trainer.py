@@ -17,6 +17,7 @@ from backends.trainers.torch.ranks import Ranks
 from protocols.adapters import Host
 from protocols.aio import bounded_shield
 from protocols.backend import Bulk, PayloadPort
+from protocols.errors import PayloadLost, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, PayloadRef, WeightVersion
 from protocols.training import (
@@ -131,9 +132,15 @@ class TorchTrainer:
 
     async def _fetch(self, batch: BatchLease) -> list[Bulk | None]:
         return [
-            await self._payloads.get(group.payload) if self._ranks.owns(index) else None
+            await self._payload(group.payload) if self._ranks.owns(index) else None
             for index, group in enumerate(batch.groups)
         ]
+
+    async def _payload(self, ref: PayloadRef) -> Bulk:
+        try:
+            return await self._payloads.get(ref)
+        except WorkerLost as exc:  # the payload is lost, not this trainer
+            raise PayloadLost(owner=ref.owner, cause=exc.cause) from exc
 
     def _weights(self, copy: bool) -> tuple[WeightVersion, dict[str, Tensor]]:
         weights = named_weights(self._learner.module)

@@ -196,9 +196,9 @@ async def test_pauses_grow_and_are_bounded() -> None:
         tried = pool.engines[A].times("load_weights")
         pauses = [after - before for before, after in pairwise(tried)]
         assert 0.375 <= pauses[0] <= 0.5
-        assert all(after > before for before, after in pairwise(pauses[:6]))
-        assert all(22.5 <= pause <= 30 for pause in pauses[7:])
-        assert len(tried) > 10
+        assert all(after > before for before, after in pairwise(pauses[:3]))
+        assert all(3.0 <= pause <= 4.0 for pause in pauses[3:]), "a tenth of the time that a publish may take"
+        assert len(tried) > 70
 
 
 async def test_an_abort_reaches_a_request_that_no_engine_has_yet() -> None:

@@ -9,7 +9,7 @@ from backends.graders import function
 from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
 from protocols.backend import PayloadPort
-from protocols.errors import InvariantError, UserError
+from protocols.errors import PayloadLost, UserError
 from protocols.grading import Grade, GradeReport, GradeRequest
 from protocols.messages import LeaseId, PayloadRef
 from protocols.prompts import ChatMessage, ChatPrompt, Prompt, PromptContent, TextPrompt, TokenPrompt
@@ -100,9 +100,12 @@ async def test_opening_a_function_that_cannot_be_had_is_the_users_error(tmp_path
             pass
 
 
-async def test_a_payload_of_another_kind_is_our_mistake(tmp_path: Path) -> None:
+@pytest.mark.parametrize("held", [{"weights": 1}, None])
+async def test_a_payload_that_is_gone_or_another_is_lost(held: dict[str, int] | None, tmp_path: Path) -> None:
+    """It is the group's failure, not the grader's: the group is generated anew."""
     payloads = ScriptedPayloads()
-    await payloads.put(REF, {"weights": 1})
+    if held is not None:
+        await payloads.put(REF, held)
     cfg = write(tmp_path, "def reward(completion): return 0.0", cheap=True)
     request = GradeRequest(
         lease_id=LeaseId("L0"),
@@ -112,8 +115,9 @@ async def test_a_payload_of_another_kind_is_our_mistake(tmp_path: Path) -> None:
         samples=(0,),
     )
     async with function.open(cfg, host(tmp_path, payloads)) as grader:
-        with pytest.raises(InvariantError):
+        with pytest.raises(PayloadLost) as caught:
             await grader.grade(request)
+        assert caught.value.owner == REF.owner
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"deadline_s": 0}, {"concurrency": 0}, {"cheep": True}])

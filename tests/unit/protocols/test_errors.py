@@ -64,6 +64,7 @@ EXITS = {
     "ConfigError": 2,
     "Transient": 3,
     "WorkerLost": 3,
+    "PayloadLost": 3,
     "EngineBusy": 3,
     "EngineStale": 3,
     "DeadlineExceeded": 3,

@@ -16,7 +16,7 @@ from backends.models.loading import load_module
 from backends.trainers.torch import Config
 from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.models import Models
-from protocols.errors import InvariantError
+from protocols.errors import InvariantError, PayloadLost
 from protocols.sections import Section
 from tests.support.batches import EXAMPLE, GPT2, LLAMA, VOCABULARY, Batch, Drawn, Group, make_batch, site
 from tests.support.learners import make_learner
@@ -277,9 +277,10 @@ def test_payloads_that_do_not_fit_the_batch_are_refused() -> None:
         [msgspec.structs.replace(first, samples=(cut, *first.samples[1:])), second],
     ]
     learner = _learner()
-    for payloads in misfits:
-        with pytest.raises(InvariantError):
+    for payloads, of in zip(misfits, (1, 1, 1, 0), strict=True):
+        with pytest.raises(PayloadLost) as caught:
             learner.accumulate(batch.lease, payloads)
+        assert caught.value.owner == batch.lease.groups[of].payload.owner
     assert not _gradients(learner).any()
     learner.accumulate(batch.lease, batch.payloads)
 
