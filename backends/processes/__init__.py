@@ -4,7 +4,6 @@ A worker that crashes, hangs or leaks takes nothing with it but itself, and noth
 however it ends. See docs/processes.md.
 """
 
-import shutil
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -41,14 +40,14 @@ class Config(Message, frozen=True, kw_only=True):
             ``OMP_NUM_THREADS`` = CPUs / this, unless the environment or the job sets it.
         payload_dir: Where bulk data lies until it is trained; None: /dev/shm, or the folder for temporary files where
             that has less than 1 GiB.
-        payload_bytes: The most that may lie there; None: what is free there at the start.
+        payload_reserve_bytes: What must stay free there, for others use it too; a payload that would take it waits.
     """
 
     heartbeat_s: Seconds = 60.0
     patience_s: Seconds = 5.0
     compute_processes: Annotated[int, Meta(ge=1)] = 2
     payload_dir: str | None = None
-    payload_bytes: Annotated[int, Meta(ge=1)] | None = None
+    payload_reserve_bytes: Annotated[int, Meta(ge=0)] = 2**28
 
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
@@ -78,10 +77,10 @@ async def open(cfg: Config, site: Site) -> AsyncGenerator[Backend]:  # noqa: A00
             heartbeat_s=cfg.heartbeat_s,
             patience_s=cfg.patience_s,
             compute_processes=cfg.compute_processes,
-            payload_bytes=cfg.payload_bytes or shutil.disk_usage(place).free,
+            reserve_bytes=cfg.payload_reserve_bytes,
         )
         async with open_launcher(state, manner) as launcher:
-            payloads = SharedPayloads(state.payloads, manner.payload_bytes)
+            payloads = SharedPayloads(state.payloads, manner.reserve_bytes)
             placement = MachinePlacement(total, cpus, own_processes=True)
             yield Backend(placement=placement, launcher=launcher, payloads=payloads)
 

@@ -29,13 +29,13 @@ class LaunchOrder(Message, frozen=True, kw_only=True):
     Attributes:
         spec: What to open.
         payloads: Folder of the payload store.
-        payload_bytes: The most that it may hold.
+        reserve_bytes: What must stay free where that lies.
         inference: Whether the controller answers for the engines.
     """
 
     spec: WorkloadSpec
     payloads: str
-    payload_bytes: int
+    reserve_bytes: int
     inference: bool
 
 

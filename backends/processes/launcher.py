@@ -32,13 +32,13 @@ class Manner:
         heartbeat_s: For how long one may be silent.
         patience_s: How long one may take to close.
         compute_processes: How many share the CPUs, where nothing binds them.
-        payload_bytes: The most that the payload store may hold.
+        reserve_bytes: What must stay free where bulk data lies.
     """
 
     heartbeat_s: float
     patience_s: float
     compute_processes: int
-    payload_bytes: int
+    reserve_bytes: int
 
 
 class ProcessLauncher:
@@ -75,7 +75,7 @@ class ProcessLauncher:
         order = LaunchOrder(
             spec=spec,
             payloads=str(self._state.payloads),
-            payload_bytes=self._manner.payload_bytes,
+            reserve_bytes=self._manner.reserve_bytes,
             inference=self._inference is not None,
         )
         try:

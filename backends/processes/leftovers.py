@@ -45,7 +45,7 @@ def _marked(mark: str) -> dict[int, int]:
     """Return a descriptor for each marked process, which stays that process even if its number is used again."""
     found: dict[int, int] = {}
     for entry in _PROC.iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+        if not entry.name.isdecimal():
             continue
         with suppress(OSError):
             process = os.pidfd_open(int(entry.name))

@@ -6,10 +6,11 @@ keeps a list. It appears whole or not at all; what a reader has mapped stays whe
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 from urllib.parse import quote, unquote
 
 import anyio.to_thread
@@ -23,14 +24,8 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 _BETWEEN = "@"  # owner and key; neither has it once it is quoted
-_ASIDE = "."  # before the name of what is not whole yet
+_ASIDE = "#"  # before the name of what is not whole yet; in no other name once it is quoted
 _LONGEST = 255
-
-
-class _File(NamedTuple):
-    path: str
-    owner: str
-    size: int
 
 
 class SharedPayloads:
@@ -38,12 +33,12 @@ class SharedPayloads:
 
     Args:
         folder: It exists.
-        limit_bytes: The most that all of them may hold. Two puts at one moment may both take the last of it.
+        reserve_bytes: What must stay free where it lies. Two puts at one moment may both take the last of the rest.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
+    def __init__(self, folder: Path, reserve_bytes: int) -> None:
         self._folder = folder
-        self._limit_bytes = limit_bytes
+        self._reserve_bytes = reserve_bytes
         self._numbers = count()
 
     async def put(self, ref: PayloadRef, value: Bulk) -> None:
@@ -65,7 +60,7 @@ class SharedPayloads:
 
     async def owners(self) -> frozenset[str]:
         """Return the owners that hold something."""
-        return await self._in_thread(lambda: frozenset(file.owner for file in self._files()))
+        return await self._in_thread(self._owners)
 
     async def _in_thread(self, job: Callable[[*Args], T], *args: *Args) -> T:
         try:
@@ -81,9 +76,9 @@ class SharedPayloads:
             parts = bulk.encode(value)
         except TypeError as exc:
             raise InvariantError(f"{ref} cannot be stored: {exc}") from exc
-        size, held = sum(len(part) for part in parts), sum(file.size for file in self._files())
-        if held + size > self._limit_bytes:
-            raise Transient(f"no room for {ref}: {size} bytes beside {held} of at most {self._limit_bytes}")
+        size, free = sum(len(part) for part in parts), shutil.disk_usage(self._folder).free
+        if free - size < self._reserve_bytes:
+            raise Transient(f"no room for {ref}: {size} bytes, {free} are free and {self._reserve_bytes} must stay so")
         aside = self._folder / f"{_ASIDE}{os.getpid()}-{next(self._numbers)}"
         try:
             with aside.open("wb") as file:
@@ -103,21 +98,16 @@ class SharedPayloads:
             raise WorkerLost(worker="payload store", cause=f"{ref.key!r} of {ref.owner!r}: {exc}") from exc
 
     def _release(self, owner: str) -> None:
-        for file in self._files():
-            if file.owner.startswith(owner):
-                Path(file.path).unlink(missing_ok=True)
+        start = quote(owner, safe="")  # byte by byte, so that the start of a name is the name of its start
+        for name in self._names():
+            if name.startswith(start):
+                (self._folder / name).unlink(missing_ok=True)
 
-    def _files(self) -> Iterator[_File]:
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                owner, between, _ = entry.name.partition(_BETWEEN)
-                if not between:
-                    continue
-                try:
-                    size = entry.stat().st_size
-                except FileNotFoundError:  # released meanwhile
-                    continue
-                yield _File(entry.path, unquote(owner), size)
+    def _owners(self) -> frozenset[str]:
+        return frozenset(unquote(name.partition(_BETWEEN)[0]) for name in self._names())
+
+    def _names(self) -> list[str]:
+        return [name for name in os.listdir(self._folder) if _BETWEEN in name]  # noqa: PTH208 - a fifth of the time
 
     def _path(self, ref: PayloadRef) -> Path:
         name = f"{quote(ref.owner, safe='')}{_BETWEEN}{quote(ref.key, safe='')}"

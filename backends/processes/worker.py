@@ -34,7 +34,6 @@ def main() -> None:
     """Live as long as the parent wants."""
     channel, parent = (int(argument) for argument in sys.argv[1:])
     _die_with(parent)
-    os.set_inheritable(channel, False)  # what the workload starts must not keep the channel open
     anyio.run(_serve, channel)
 
 
@@ -110,7 +109,7 @@ class _Worker:
 
     async def _host(self, order: LaunchOrder, channel: Channel) -> None:
         inference = of_controller(channel, "inference", InferenceControllerPort) if order.inference else None
-        payloads = SharedPayloads(Path(order.payloads), order.payload_bytes)
+        payloads = SharedPayloads(Path(order.payloads), order.reserve_bytes)
         host = Host(site=order.spec.site, payloads=payloads, inference=inference)
         try:
             if order.spec.cpus:  # before anything that computes is imported, and counts them

@@ -31,7 +31,7 @@ GROUP = GroupPayload(
         pytest.param(lambda _: InprocPayloads(), id="inproc"),
         pytest.param(lambda _: InprocPayloads(encode_messages=True), id="inproc-encoded"),
         pytest.param(lambda _: ScriptedPayloads(), id="scripted"),
-        pytest.param(lambda folder: SharedPayloads(folder, 2**20), id="processes", marks=pytest.mark.real_time),
+        pytest.param(lambda folder: SharedPayloads(folder, 0), id="processes", marks=pytest.mark.real_time),
     ]
 )
 def make_payloads(request: pytest.FixtureRequest, tmp_path: Path) -> MakePayloads:

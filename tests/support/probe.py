@@ -85,12 +85,20 @@ class ProbeGrader:
         ]
         return " ".join(str(process.pid) for process in started)
 
+    async def _spawn_bare(self, command: str) -> str:
+        """Start a process in the group of this one, without its environment."""
+        await checkpoint()
+        return str(subprocess.Popen(command.split(), env={}).pid)  # noqa: ASYNC220, S603
+
     async def _echo(self, text: str) -> str:
         await checkpoint()
         return text
 
     async def _wait(self, _: str) -> str:
-        await anyio.sleep_forever()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            sys.stderr.write("the call has ended\n")
 
     async def _block(self, _: str) -> str:
         await checkpoint()
@@ -136,6 +144,8 @@ class Probe:
         if cfg.stubborn:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         yield ProbeGrader(host)
+        await checkpoint()
+        sys.stderr.write("closed in peace\n")
 
 
 _: type[GraderPort] = ProbeGrader

@@ -75,7 +75,7 @@ async def test_the_workers_of_a_killed_run_die_with_it(tmp_path: Path, place: Pa
     ):
         process.kill()
         assert ours.left(GONE_S) == set()
-        assert strays.left(0) == set(pids["strays"]), "no kernel ends what has left its parent"
+        assert strays.left(0) == set(pids["strays"]), "no kernel ends those"
         (folder,) = _in(place)
         assert len(_in(folder / "payloads")) == 1
         await _opened(place)

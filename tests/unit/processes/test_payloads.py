@@ -1,6 +1,8 @@
 """What is special about a payload store of files: arrays are mapped, files are whole or not there, room is bounded."""
 
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +23,8 @@ REF = PayloadRef(owner="weights/3", key="v3")
 GROUP = GroupPayload(prompt_ids=(1,), prompt_text="1", temperature=1.0, samples=())
 
 
-def store(folder: Path, limit_bytes: int = 2**24) -> SharedPayloads:
-    return SharedPayloads(folder, limit_bytes)
+def store(folder: Path, reserve_bytes: int = 0) -> SharedPayloads:
+    return SharedPayloads(folder, reserve_bytes)
 
 
 def files(folder: Path) -> list[Path]:
@@ -66,7 +68,7 @@ async def test_what_was_mapped_outlives_its_file(tmp_path: Path) -> None:
 
 async def test_readers_share_one_copy_that_none_of_them_can_change(tmp_path: Path) -> None:
     """One copy a machine: what is mapped is the file, not memory of whoever reads."""
-    payloads = store(tmp_path, 2**27)
+    payloads = store(tmp_path)
     await payloads.put(REF, {"weight": torch.ones(2**22)})
     first, second = [await payloads.get(REF) for _ in range(2)]
     assert isinstance(first, dict)
@@ -84,13 +86,24 @@ def _private_kib() -> int:
 
 
 async def test_room_is_bounded(tmp_path: Path) -> None:
-    payloads = store(tmp_path, limit_bytes=3000)
-    await payloads.put(REF, {"x": bytes(1000)})
-    with pytest.raises(Transient, match="of at most 3000"):
-        await payloads.put(PayloadRef(owner="b", key="x"), {"x": bytes(2000)})
-    assert len(files(tmp_path)) == 1
-    await payloads.release(REF.owner)
-    await payloads.put(PayloadRef(owner="b", key="x"), {"x": bytes(2000)})
+    """Whoever maps memory where there is none is killed, and others use the same place."""
+    payloads = store(tmp_path, reserve_bytes=2**62)
+    with pytest.raises(Transient, match=f"{2**62} must stay so"):
+        await payloads.put(REF, {"x": bytes(1000)})
+    assert files(tmp_path) == []
+
+
+async def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    payloads = store(tmp_path)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(WorkerLost, match="too large"):
+            await payloads.put(REF, {"x": bytes(20_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert files(tmp_path) == [], "nothing half written stays"
 
 
 @pytest.mark.parametrize("left", [0, 5, 60, 100])
@@ -105,7 +118,7 @@ async def test_half_a_file_is_lost_and_not_believed(tmp_path: Path, left: int) -
 
 async def test_what_is_not_whole_yet_is_nobodys(tmp_path: Path) -> None:
     """A writer that is killed half way leaves a file under another name, which goes with the folder."""
-    (tmp_path / ".77-0").write_bytes(b"half")
+    (tmp_path / "#77-0").write_bytes(b"half")
     payloads = store(tmp_path)
     assert await payloads.owners() == frozenset()
     await payloads.put(REF, GROUP)

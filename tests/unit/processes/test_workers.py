@@ -213,7 +213,8 @@ async def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
     """An engine's own processes hold the accelerator for whoever comes next, also those in another session."""
     async with opened(tmp_path) as backend:
         await backend.launcher.launch(spec())
-        pids = [int(pid) for pid in (await ask(backend, "spawn", SLEEP)).split()]
+        pids = [int(pid) for what in ("spawn", "spawn_bare") for pid in (await ask(backend, what, SLEEP)).split()]
+        assert len(pids) == 3
         with Watched(pids) as watched:
             await backend.launcher.kill(PROBE)
             assert watched.left(0) == set()
@@ -239,9 +240,25 @@ async def test_what_workers_write_is_kept_under_their_names(tmp_path: Path) -> N
         await ask(backend, "write", "line one\nline two")
         await backend.launcher.kill(PROBE)
     lines = await anyio.Path(run_dir / "logs" / "reward-0.log").read_text()
-    assert lines.splitlines() == [
-        f"reward/0 | {text}" for text in ("line one", "line two", "line one", "line two on stderr")
-    ]
+    written = ("line one", "line two", "line one", "line two on stderr", "closed in peace")
+    assert lines.splitlines() == [f"reward/0 | {text}" for text in written]
+
+
+async def test_a_worker_closes_in_peace_when_nothing_runs_in_it_any_more(tmp_path: Path) -> None:
+    """W19: what it holds is given back after the last call has left, and not under a cancellation."""
+    run_dir = tmp_path / "run"
+    async with opened(tmp_path) as backend, anyio.create_task_group() as tasks:
+        await backend.launcher.launch(spec(run_dir=run_dir))
+
+        async def call() -> None:
+            with pytest.raises(WorkerLost, match="it was ended"):
+                await ask(backend, "wait")
+
+        tasks.start_soon(call)
+        await ask(backend, "echo", "the other call is there by now")
+        await backend.launcher.kill(PROBE)
+    lines = await anyio.Path(run_dir / "logs" / "reward-0.log").read_text()
+    assert lines.splitlines() == ["reward/0 | the call has ended", "reward/0 | closed in peace"]
 
 
 async def test_without_a_folder_they_go_to_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
