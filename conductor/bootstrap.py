@@ -82,14 +82,9 @@ async def open_ports(
             raise ConfigError([problem])
         evaluation = await _evaluation_prompts(cfg, workloads, opener)
         ledger = opener.bound(LedgerPort, workloads.ledger or await opener.beside("ledger", cfg.ledger_section))
-        trackers = workloads.trackers
-        if trackers is None:
-            trackers = tuple([await opener.beside("tracker", section) for section in cfg.trackers])
+        trackers = await _trackers(cfg, workloads, opener)
         await write_plan(fleet, cfg)
-        await opener.reserve()
-        for role in fleet.roles:
-            if role.name not in ROLES:
-                await opener.launch(role.name)
+        await opener.prepare()
         trainer = workloads.trainer or await opener.trainer()
         inference = opener.bound(InferenceControllerPort, workloads.inference or await opener.pool())
         await bounded_home.launcher.serve(await inference.endpoint(), inference)
@@ -103,10 +98,17 @@ async def open_ports(
             grader=grader,
             trainer=opener.bound(TrainerPort, trainer),
             ledger=ledger,
-            trackers=tuple(opener.bound(TrackerPort, tracker) for tracker in trackers),
+            trackers=trackers,
             evaluation=await _evaluation_ports(cfg, workloads, opener, evaluation, grader),
             failovers=tuple(opener.failovers),
         )
+
+
+async def _trackers(cfg: RunConfig, workloads: Workloads, opener: "_Opener") -> tuple[TrackerPort, ...]:
+    trackers = workloads.trackers
+    if trackers is None:
+        trackers = tuple([await opener.beside("tracker", section) for section in cfg.trackers])
+    return tuple(opener.bound(TrackerPort, tracker) for tracker in trackers)
 
 
 async def _evaluation_prompts(cfg: RunConfig, workloads: Workloads, opener: "_Opener") -> PromptSourcePort | None:
@@ -172,10 +174,13 @@ class _Opener:
         """Bound every call of a port."""
         return bounded(port, implementation, self._cfg.deadlines, self._waits)
 
-    async def reserve(self) -> None:
-        """Hold all that the plan needs."""
+    async def prepare(self) -> None:
+        """Hold all that the plan needs, and launch the user's own roles: the others may need them."""
         bundles, placement = self._fleet.bundles, self._bounded.placement
         await self._stack.enter_async_context(open_reservations(bundles, placement, stop_s=self._cfg.deadlines.abort))
+        for role in self._fleet.roles:
+            if role.name not in ROLES:
+                await self.launch(role.name)
 
     async def launch(self, role: str, probe: Probe | None = None) -> Failover:
         """Launch a role's workers; returns what brings back those that are lost."""

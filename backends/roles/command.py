@@ -15,7 +15,7 @@ from anyio.abc import Process
 from msgspec import Meta
 
 from protocols.adapters import Host
-from protocols.aio import bounded_shield, open_tasks, owned
+from protocols.aio import open_tasks, owned
 from protocols.errors import PortFailed, Problem
 from protocols.messages import Message
 from protocols.sections import Site
@@ -76,7 +76,8 @@ async def open(cfg: Config, host: Host) -> AsyncGenerator[object]:  # noqa: A001
             yield object()
             tasks.cancel_scope.cancel()
     finally:
-        await _end(process)
+        with anyio.move_on_after(2 * PATIENCE_S, shield=True):
+            await _end(process)
 
 
 async def _watch(process: Process, program: str) -> None:
@@ -86,12 +87,11 @@ async def _watch(process: Process, program: str) -> None:
 
 
 async def _end(process: Process) -> None:
-    with bounded_shield(2 * PATIENCE_S):
-        _signal(process, signal.SIGTERM)
-        with anyio.move_on_after(PATIENCE_S):
-            await process.wait()
-        _signal(process, signal.SIGKILL)
-        await process.aclose()
+    _signal(process, signal.SIGTERM)
+    with anyio.move_on_after(PATIENCE_S):
+        await process.wait()
+    _signal(process, signal.SIGKILL)
+    await process.aclose()
 
 
 def _signal(process: Process, number: signal.Signals) -> None:

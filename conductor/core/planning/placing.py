@@ -1,7 +1,7 @@
 """Teams onto nodes: the large ones first, each bundle on the first node that its strategy likes and that has room."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from conductor.core.planning.request import Request
@@ -76,9 +76,8 @@ def place(teams: Sequence[Team], inventory: Inventory) -> tuple[list[Seat], list
 
 def _difficulty(team: Team) -> tuple[bool, float, float, float]:
     """Order teams: those that leave least choice come first."""
-    need = team.need()
-    named = any(wish.devices is not None for wish in team.wishes)
-    return (not named, -need.accelerators, -need.cpus, -need.memory_gib)
+    need = team.need
+    return (not team.names_devices, -need.accelerators, -need.cpus, -need.memory_gib)
 
 
 def _place(team: Team, rooms: Sequence[Room]) -> list[Seat] | Problem:
@@ -88,23 +87,27 @@ def _place(team: Team, rooms: Sequence[Room]) -> list[Seat] | Problem:
     domains: Counter[str] = Counter()
     for first in range(0, team.bundles, together):
         found = _place_unit(team, range(first, first + together), _by_strategy(team, rooms, domains))
-        if isinstance(found, str):
+        if not found:
             for room, seats in placed:
                 room.give_back(team, seats)
-            why = f"{len(placed)} of {team.bundles} find a place: {found}"
+            why = f"{len(placed)} of {team.bundles} find a place: {_why_not(team, rooms)}"
             return Problem(field=_place_of(team), value=None, why=why, mend="ask for less, or for fewer instances")
         placed += found
         domains[domain_of(found[0][0])] += together
     return [seat for _, seats in placed for seat in seats]
 
 
-def _by_strategy(team: Team, rooms: Sequence[Room], domains: Counter[str]) -> Sequence[Room]:
+def _by_strategy(team: Team, rooms: Sequence[Room], domains: Counter[str]) -> Iterable[Room]:
     """Return the nodes on which a team's next bundle may lie, the best one first."""
-    if team.per_node:
-        rooms = [room for room in rooms if not room.bundles[team.name]]
+    name = team.name
+    may = (
+        room
+        for room in rooms
+        if (name not in room.refused or team.names_devices) and not (team.per_node and room.bundles[name])
+    )
     if team.strategy == "spread":
-        return sorted(rooms, key=lambda room: (domains[domain_of(room)], room.bundles[team.name]))
-    return rooms
+        return sorted(may, key=lambda room: (domains[domain_of(room)], room.bundles[name]))
+    return may
 
 
 def domain_of(room: Room) -> str:
@@ -112,25 +115,29 @@ def domain_of(room: Room) -> str:
     return room.node.domain or room.node.name
 
 
-def _place_unit(team: Team, bundles: range, rooms: Sequence[Room]) -> list[tuple[Room, list[Seat]]] | str:
-    """Place some bundles on one node, or say why not, of the node that was liked best."""
-    refusals: list[str] = []
+def _place_unit(team: Team, bundles: range, rooms: Iterable[Room]) -> list[tuple[Room, list[Seat]]]:
+    """Place some bundles on one node; returns none where no node has room for them all."""
     for room in rooms:
         placed: list[list[Seat]] = []
         for bundle in bundles:
             found = room.take(team, bundle)
             if isinstance(found, str):
-                refusals.append(found)
+                room.refused[team.name] = found
                 break
             placed.append(found)
         else:
             return [(room, seats) for seats in placed]
         for seats in placed:
             room.give_back(team, seats)
-    if not refusals:
-        return f"no node is left for {len(bundles)} more"
-    others = f", and {len(refusals) - 1} other nodes have no room either" if len(refusals) > 1 else ""
-    return f"{refusals[0]}{others}"
+    return []
+
+
+def _why_not(team: Team, rooms: Sequence[Room]) -> str:
+    reasons = [room.refused[team.name] for room in rooms if team.name in room.refused]
+    if not reasons:
+        return f"no node is left for {team.per_node} more"
+    others = f", and {len(reasons) - 1} other nodes have no room either" if len(reasons) > 1 else ""
+    return f"{reasons[0]}{others}"
 
 
 def _place_of(team: Team) -> str:

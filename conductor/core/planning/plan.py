@@ -10,7 +10,7 @@ from conductor.core.planning.request import request_of
 from conductor.core.planning.rooms import Seat, controllers_cpus
 from conductor.core.planning.sharing import bind, rank_seats
 from conductor.core.planning.wishes import EPISODE, OWN_SECTION, ROLLOUT, Team, Wish
-from protocols.backend import Inventory, Ranks, Resources
+from protocols.backend import Inventory, Ranks
 from protocols.errors import Problem
 from protocols.fleet import CONTROLLER, Bundle, Edge, Plan, PlannedRole, Vertex
 
@@ -111,8 +111,7 @@ def bundles_of(teams: Sequence[Team], seats: Sequence[Seat]) -> tuple[Bundle, ..
             node = members[0].node.name
             devices = {(node, device) for seat in members for device in seat.devices} - counted
             counted |= devices
-            need = team.need()
-            resources = Resources(cpus=need.cpus, accelerators=len(devices), memory_gib=need.memory_gib)
+            resources = msgspec.structs.replace(team.need, accelerators=len(devices))
             names = tuple(seat.worker for seat in members)
             bundles.append(Bundle(name=team.bundle(number), node=node, resources=resources, members=names))
     return tuple(bundles)

@@ -57,11 +57,16 @@ class Room:
     Args:
         node: Its facts.
         size: What workers may take of it.
+
+    Attributes:
+        bundles: How many each team has here.
+        refused: Teams that found no place here, and why.
     """
 
     def __init__(self, node: Node, size: Resources) -> None:
         self.node = node
         self.bundles: Counter[str] = Counter()
+        self.refused: dict[str, str] = {}
         self._size = size
         self._cpus = size.cpus
         self._memory_gib = size.memory_gib
@@ -70,13 +75,13 @@ class Room:
 
     def take(self, team: Team, bundle: int) -> list[Seat] | str:
         """Place a bundle here, or say why it finds no place; then nothing has changed."""
-        need, name = team.need(), team.bundle(bundle)
+        need = team.need
         for what, asked, left in (
             ("CPUs", need.cpus, self._cpus),
             ("GiB of memory", need.memory_gib, self._memory_gib),
         ):
             if asked > left:
-                return f"{name} asks for {asked:g} {what}, of which {self.node.name} has {left:g} left"
+                return f"each asks for {asked:g} {what}, of which {self.node.name} has {left:g} left"
         seats = self._seats(team, bundle)
         if isinstance(seats, str):
             return seats
@@ -92,7 +97,7 @@ class Room:
 
     def give_back(self, team: Team, seats: list[Seat]) -> None:
         """Take a bundle away that was placed here."""
-        need = team.need()
+        need = team.need
         self._cpus += need.cpus
         self._memory_gib += need.memory_gib
         self.bundles[team.name] -= 1
@@ -105,11 +110,10 @@ class Room:
 
     def _seats(self, team: Team, bundle: int) -> list[Seat] | str:
         """Give each member of a bundle its devices: those that the job names, or the lowest that are free."""
-        name = team.bundle(bundle)
         named = {device for wish, instance in team.members(bundle) for device in wish.named(instance)}
-        free = list(islice(self._free(named), team.open_devices()))
-        if len(free) < team.open_devices():
-            return f"{name} asks for {team.open_devices()} accelerators, of which {self.node.name} has {len(free)} left"
+        free = list(islice(self._free(named), team.open_devices))
+        if len(free) < team.open_devices:
+            return f"each asks for {team.open_devices} accelerators, of which {self.node.name} has {len(free)} left"
         seats: list[Seat] = []
         taken = 0
         for wish, instances in team.parts(bundle):
@@ -120,7 +124,7 @@ class Room:
                 if wish.devices is None:
                     devices = tuple(free[taken : taken + wish.resources.accelerators])
                     taken += len(devices)
-                seat = Seat(wish=wish, instance=instance, node=self.node, devices=devices, bundle=name)
+                seat = Seat(wish=wish, instance=instance, node=self.node, devices=devices, bundle=team.bundle(bundle))
                 if wish.devices is not None and (conflict := self._conflict(seat, seats)):
                     return conflict
                 seats.append(seat)

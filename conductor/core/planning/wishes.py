@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from conductor.config import EvaluationConfig, FleetConfig, RoleConfig
@@ -101,8 +102,9 @@ class Team:
         """Yield role and instance of each member of a bundle."""
         return ((wish, instance) for wish, instances in self.parts(bundle) for instance in instances)
 
+    @cached_property
     def need(self) -> Resources:
-        """Return what one bundle takes; accelerators that are shared within it count once."""
+        """What one bundle takes; accelerators that are shared within it count once."""
         parts = [(wish.instances // self.bundles, wish.resources) for wish in self.wishes]
         accelerators = [size * one.accelerators for size, one in parts]
         return Resources(
@@ -111,10 +113,16 @@ class Team:
             memory_gib=sum(size * one.memory_gib for size, one in parts),
         )
 
+    @cached_property
     def open_devices(self) -> int:
-        """Return how many accelerators of one bundle the job does not name."""
+        """How many accelerators of one bundle the job does not name."""
         unnamed = tuple(wish for wish in self.wishes if wish.devices is None)
-        return Team(wishes=unnamed, bundles=self.bundles, share=self.share).need().accelerators if unnamed else 0
+        return Team(wishes=unnamed, bundles=self.bundles, share=self.share).need.accelerators if unnamed else 0
+
+    @cached_property
+    def names_devices(self) -> bool:
+        """Whether the job names devices of it, so that one bundle may find no place where another does."""
+        return any(wish.devices is not None for wish in self.wishes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,6 +224,18 @@ def test_devices_of_a_bundle_that_shares_them_stay_shared() -> None:
     assert [problem.field for problem in both] == ["rollout/1.devices"], "two engines on one are not what it says"
 
 
+def test_two_bundles_share_no_device() -> None:
+    group = CollocateConfig(roles=("rollout", "reward"), share="device")
+    wanted = job(2, (group,), rollout=RoleConfig(accelerators=1), reward=RoleConfig(instances=2, accelerators=1))
+
+    def exchange(values: dict[str, Any]) -> None:
+        one, other = worker(values, "rollout/0"), worker(values, "rollout/1")
+        one["devices"], other["devices"] = other["devices"], one["devices"]
+
+    fields = {problem.field for problem in verify(edited(exchange, made(wanted)), wanted, NODES)}
+    assert fields >= {"reward/0.devices", "reward/1.devices", "bundles.rollout/0", "bundles.rollout/1"}
+
+
 def test_so_many_on_each_node_holds_in_an_edited_plan() -> None:
     wanted = job(4, rollout=RoleConfig(per_node=2))
 

@@ -196,7 +196,11 @@ def test_five_planted_mistakes_are_five_problems() -> None:
             },
             "so does 'devices'",
         ),
-        ({"roles": ("policy", "rollout")}, {"rollout": RoleConfig(accelerators=2)}, "policy/0 asks for 8 accelerators"),
+        (
+            {"roles": ("policy", "rollout")},
+            {"rollout": RoleConfig(accelerators=2)},
+            "0 of 1 find a place: each asks for 8 accelerators, of which a has 4 left, and 1 other nodes",
+        ),
     ],
 )
 def test_a_conflict_of_collocated_roles_is_named(
@@ -222,7 +226,14 @@ def test_a_fleet_that_does_not_fit_together_says_what_is_left() -> None:
     found = problems_of(plan(job(6, policy=RoleConfig(accelerators=4), rollout=RoleConfig(accelerators=1)), GPUS))
     (problem,) = found
     assert problem.field == "fleet.roles.rollout"
-    assert "4 of 6 find a place: rollout/4 asks for 1 accelerators, of which a has 0 left" in problem.why
+    assert "4 of 6 find a place: each asks for 1 accelerators, of which a has 0 left" in problem.why
+
+
+def test_a_role_that_finds_no_place_takes_none_from_the_others() -> None:
+    """One mistake is one problem."""
+    judge = RoleConfig(command=("true",), instances=3, accelerators=2, per_node=1)
+    (problem,) = problems_of(plan(job(6, judge=judge, rollout=RoleConfig(accelerators=1)), GPUS))
+    assert problem.field == "fleet.roles.judge"
 
 
 def test_what_is_wrong_without_knowing_the_nodes_is_found_by_validate() -> None:

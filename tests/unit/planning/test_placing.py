@@ -46,6 +46,8 @@ def test_devices_that_the_job_names_are_kept_for_whom_it_names_them() -> None:
     wanted = job(3, policy=RoleConfig(accelerators=1, devices=((1,),)), rollout=RoleConfig(accelerators=1))
     assert where(made(wanted, nodes), "rollout") == ["a[0]", "a[2]", "a[3]"]
     assert where(made(wanted, nodes), "policy") == ["a[1]"]
+    around = job(1, policy=RoleConfig(accelerators=1, devices=((1,),)), rollout=RoleConfig(accelerators=2))
+    assert where(made(around, nodes), "rollout") == ["a[0, 2]"]
 
 
 def test_named_devices_go_on_on_the_next_node_where_they_are_taken() -> None:
