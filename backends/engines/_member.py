@@ -61,6 +61,11 @@ class Member:
         while self.samples:
             await self._quieter.wait()
 
+    def cut(self) -> None:
+        """Let go of all that it works on: whoever asked tries elsewhere."""
+        for call in tuple(self.calls):
+            call.cancel()
+
     def renewed(self, version: WeightVersion) -> None:
         """Take note that it serves ``version``."""
         self.confirmed = self.tried = version
@@ -69,16 +74,15 @@ class Member:
     def failed(self, version: WeightVersion, failure: ConductorError) -> None:
         """Take note that it does not serve ``version``.
 
-        What it worked on is let go where it was silent for as long as it may be, or failed before: whoever asked tries
-        elsewhere. After one failure that came at once it goes on when the next renewal succeeds.
+        What it worked on is cut where it was silent for as long as it may be, or failed before. After one failure that
+        came at once it goes on when the next renewal succeeds.
         """
         self.tried, self.failure = version, failure
         self.failures += 1
         if isinstance(failure, WorkerLost):
             self.lose()
         if self.failures > 1 or isinstance(failure, DeadlineExceeded):
-            for call in tuple(self.calls):
-                call.cancel()
+            self.cut()
 
     def refuses(self, version: WeightVersion) -> bool:
         """Return whether trying again would not let it serve ``version``."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import anyio
 import structlog
 
 from backends.engines._member import Member
@@ -20,7 +21,7 @@ class Renewer:
     Attributes:
         mode: What becomes of the requests that it works on.
         answer_s: Seconds within which it answers what takes no work.
-        load_s: Seconds within which it loads.
+        load_s: Seconds within which it loads, and for which what is to finish first is waited for.
         paused: Whether all engines are to stand still.
     """
 
@@ -40,6 +41,9 @@ class Renewer:
                 await member.engine.status()
             member.lost, member.halted = False, True
         if self.mode == "drain":
+            with anyio.move_on_after(self.load_s):
+                await member.quiet()
+            member.cut()
             await member.quiet()
         resumed = True
         try:

@@ -129,7 +129,7 @@ class EnginePool:
                 except EngineStale:
                     member.stale()
             if call.cancelled_caught:
-                raise WorkerLost(worker=member.name, cause="it did not load the weights that it was to go on with")
+                raise WorkerLost(worker=member.name, cause="it was too slow to let newer weights in")
         raise EngineStale(engine="every engine")
 
     async def abort(self, prefix: str) -> AbortReport:

@@ -17,7 +17,8 @@ LONGEST_S = 3_000.0
 _LIES = frozenset({"doubled_reply", "reordered_replies", "wrong_version"})
 """Faults that break a port's promises: a run that finds that out says that a rule is broken."""
 
-_TRIED_AGAIN = frozenset({"Engine.generate", "RolloutExecutor.generate", "Grader.grade"})
+_WAITED_FOR = 0.5
+"""Share of ``deadlines.publish`` for which the last engine may be away, its return to be noticed included."""
 
 
 def broken(life: Life, plan: FaultPlan) -> tuple[str, ...]:
@@ -76,12 +77,21 @@ def _ends_as_it_should(life: Life, hit: list[Fault]) -> Iterator[str]:
 
 
 def _is_made_up_for(life: Life, fault: Fault) -> bool:
-    """Return whether another attempt of the group gets round a fault; what was lost may need another engine."""
-    if fault.kind in {"lost_request", "lost_reply", "hang", "slow"}:
-        return fault.method in _TRIED_AGAIN
-    if fault.kind in {"crash", "preemption"}:
-        return fault.method in {"Engine.generate", "Engine"} and life.cfg.engines > 1
-    return fault.kind == "slow_ledger" and fault.lasts_s < life.cfg.deadlines.record
+    """Return whether another try gets round a fault.
+
+    It does not where a port lied, where the record cannot be written, where the trainer is gone and its parameters with
+    it, or where the only engine stays away for too long.
+    """
+    deadlines = life.cfg.deadlines
+    if fault.kind in _LIES:
+        return False
+    if fault.method == "Ledger.append":
+        return fault.kind == "slow_ledger" and fault.lasts_s < deadlines.record
+    if fault.kind in {"crash", "preemption"} and fault.method.startswith("Trainer"):
+        return False
+    if fault.kind in {"crash", "preemption"} and fault.method.startswith("Engine"):
+        return life.cfg.engines > 1 or fault.lasts_s < _WAITED_FOR * deadlines.publish
+    return True
 
 
 def _keeps_its_books(life: Life) -> Iterator[str]:

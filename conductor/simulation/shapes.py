@@ -3,13 +3,15 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from conductor.config import Deadlines, RunConfig
+from conductor.core.staleness import SAMPLERS
 from conductor.simulation.life import in_simulation
 from protocols.faults import KINDS, METHODS, Fault, FaultKind, FaultPlan
+from protocols.inference import PublishMode
 from protocols.messages import WorkerId
 
 _DEADLINES = Deadlines(
@@ -66,15 +68,16 @@ class Schedule:
 
 
 def draw(job: RunConfig, seed: int, plan: FaultPlan | None) -> Schedule:
-    """Draw a small job that decides as ``job`` does, and what goes wrong in it.
+    """Draw a small job like ``job``, and what goes wrong in it.
 
     Args:
-        job: Its algorithm, filter and remainder are kept; its sizes are not.
+        job: Its algorithm, filter and remainder are kept; its sizes and policies are not.
         seed: Of the draw.
         plan: What goes wrong; None draws that too.
     """
     stream = random.Random(f"{seed}/shape")
     engines = stream.choice((1, 2, 2, 3))
+    policies = random.Random(f"{seed}/policies")
     cfg = in_simulation(
         msgspec.structs.replace(
             job,
@@ -84,6 +87,8 @@ def draw(job: RunConfig, seed: int, plan: FaultPlan | None) -> Schedule:
             batch_groups=stream.randint(1, 3),
             group_size=stream.randint(2, 3),
             max_age=stream.choice((0, 0, 1, 2)),
+            staleness=policies.choice(tuple(SAMPLERS)),
+            publish=policies.choice(get_args(PublishMode)),
             slots=stream.choice((None, None, 1, 2, 5)),
             engines=engines,
             attempts=stream.randint(2, 4),
@@ -104,7 +109,7 @@ def _options(stream: random.Random) -> dict[str, Any]:
         "slowdown": stream.choice((0.0, 0.1)),
         "train": stream.choice(("1.0", "0.0", "5.0", "lognormal:1.0")),
         "publish": stream.choice(("0.0", "0.5", "3.0")),
-        "reward": stream.choice(("0.0", "0.5", "lognormal:1.0")),
+        "reward": stream.choice(("0.0", "0.5", "lognormal:0.5")),  # never longer than a grader may take
     }
 
 

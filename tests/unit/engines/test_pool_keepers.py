@@ -1,5 +1,6 @@
 """The pool's keepers: an engine that fell behind comes back alone, and nobody waits for it."""
 
+import math
 from functools import partial
 from itertools import pairwise
 
@@ -74,6 +75,26 @@ async def test_what_an_engine_works_on_that_hangs_while_it_loads_is_tried_elsewh
             await pool.port.publish(weights(1))
         assert {prefix: type(error) for prefix, error in errors.items()} == {"a/": WorkerLost}
         assert errors["a/"].worker == A  # type: ignore[attr-defined]
+
+
+async def test_a_request_that_does_not_end_holds_up_a_draining_publish_for_half_of_its_time() -> None:
+    """Fault search: with one engine the run ended, although the request could be made again."""
+    async with open_pool_over(A, token_s=math.inf, mode="drain") as pool, anyio.create_task_group() as tasks:
+        await pool.port.publish(weights(0))
+        lost: list[str] = []
+
+        async def generate() -> None:
+            try:
+                await pool.port.generate(asks("a/"))
+            except WorkerLost as exc:
+                lost.append(exc.worker)
+
+        tasks.start_soon(generate)
+        await anyio.wait_all_tasks_blocked()
+        began = anyio.current_time()
+        assert (await pool.port.publish(weights(1))).confirmed == {A}
+        assert anyio.current_time() - began == pytest.approx(20)
+        assert lost == [A]
 
 
 async def test_one_failure_that_comes_at_once_costs_no_work() -> None:
