@@ -20,7 +20,7 @@ from conductor.config import CheckpointConfig, FilterConfig, RunConfig
 from protocols.adapters import Host
 from protocols.errors import Problem
 from protocols.inference import Sampling
-from protocols.ledger import Admitted, Committed, LedgerEvent, LedgerPort, Record, Resumed, Stepped
+from protocols.ledger import Admitted, Committed, LedgerEvent, LedgerPort, Record, Restored, Resumed, Stepped
 from protocols.messages import Message
 from protocols.sections import Section, Site
 
@@ -30,9 +30,10 @@ EVERY = 2
 BATCH = 3
 EPOCH = 17
 TOO_LONG = 5  # of an epoch's prompts, this one fits in no context
-ADMITTED, COMMITS, RESUMES = "admitted.jsonl", "commits.jsonl", "resumes.jsonl"
+ADMITTED, COMMITS, RESUMES, RESTORED = "admitted.jsonl", "commits.jsonl", "resumes.jsonl", "restored.jsonl"
 
 Point = Literal["before", "after", "during"]
+Durability = Literal["leases", "groups"]
 
 
 def prompt(index: int, seed: int) -> dict[str, str]:
@@ -46,7 +47,7 @@ def reward(completion: str, digits: str) -> float:
     return float(completion[:1] == digits[-1])
 
 
-def job(run_dir: Path, death: "Death | None") -> RunConfig:
+def job(run_dir: Path, death: "Death | None", durability: Durability = "leases") -> RunConfig:
     """Return the job; ``death`` says when the process dies, if a ledger event is what kills it."""
     here = "benchmarks._drill_job"
     options = {} if death is None else msgspec.to_builtins(death)
@@ -58,7 +59,7 @@ def job(run_dir: Path, death: "Death | None") -> RunConfig:
         group_size=4,
         sampling=Sampling(max_tokens=DIGITS),
         filter=FilterConfig(ceiling=2, on_ceiling="keep"),
-        checkpoint=CheckpointConfig(every=EVERY, keep=1, compact_events=90),
+        checkpoint=CheckpointConfig(every=EVERY, keep=1, compact_events=90, durability=durability),
         freeze_gc=False,
         lag_interval_s=0.0,
         run_dir=str(run_dir),
@@ -172,6 +173,8 @@ class _MortalLedger:
         elif isinstance(event, Resumed):
             _add(self._folder / COMMITS, [event.version, None])
             _add(self._folder / RESUMES, [self._committed, event.version])
+        elif isinstance(event, Restored):
+            _add(self._folder / RESTORED, event.lease_id)
 
 
 _: type[LedgerPort] = _MortalLedger

@@ -240,6 +240,16 @@ class InstantPayloads:
         await checkpoint()
         return frozenset()
 
+    async def spool(self, ref: PayloadRef, path: str) -> None:
+        """Write nothing."""
+        del ref, path
+        await checkpoint()
+
+    async def unspool(self, ref: PayloadRef, path: str) -> None:
+        """Read nothing."""
+        del ref, path
+        await checkpoint()
+
 
 class ForgetfulLedger:
     """Takes every event and keeps none: what grows over a long run is the controller's."""

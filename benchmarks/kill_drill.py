@@ -2,8 +2,8 @@
 
 A small job with a real model trains in processes of its own, each killed with SIGKILL: at every kind of ledger
 event in turn (before it is written, while it is, after), during checkpoints, compaction and resume, and at random
-moments. It is resumed until it ends; then the next run begins, until there were enough kills. Every run is
-compared with one that nobody killed.
+moments. It is resumed until it ends; then the next run begins, until there were enough kills. Every second run keeps
+the samples of finished groups (``checkpoint.durability = "groups"``). Each is compared with one that nobody killed.
 
     python -m benchmarks.kill_drill --kills 200 [--seed 0] [--keep FOLDER]
 
@@ -42,7 +42,7 @@ import msgspec
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: a deterministic engine needs it
 
-from benchmarks._drill_job import ADMITTED, COMMITS, EVERY, RESUMES, STEPS, Death, job
+from benchmarks._drill_job import ADMITTED, COMMITS, EVERY, RESTORED, RESUMES, STEPS, Death, Durability, job
 from conductor.conductor import Conductor
 from conductor.inspection import inspect, read_record
 from protocols.ledger import LedgerEvent
@@ -83,6 +83,7 @@ class Verdict:
     order_equal: bool = True
     weights_equal: bool = True
     reexecuted_max: int = 0
+    restored: int = 0
     places: Counter[str] = field(default_factory=Counter)
 
     def right(self) -> bool:
@@ -106,18 +107,19 @@ def deaths(rng: random.Random, life_s: float) -> Iterator[tuple[str, Death, floa
                 yield f"{tag} {point}", death, None
             yield "any moment", Death(), rng.uniform(0.0, life_s)
             yield "resume", Death(), rng.uniform(0.0, life_s / 6)
+            yield "finished groups", Death(at="graded", number=rng.choice([3, 4, 5])), None
             # past the event: the trainer writes, the files are brought to the disk, the folder is renamed
             saving = Death(at="stepped", number=EVERY, point="during", delay_s=rng.uniform(0.0, 0.05))
             yield "checkpoint", saving, None
 
 
-def live(run_dir: Path, death: Death, kill_after_s: float | None) -> bool:
+def live(run_dir: Path, death: Death, kill_after_s: float | None, durability: Durability = "leases") -> bool:
     """Fork a life; returns whether it was killed.
 
     Raises:
         RuntimeError: It ended in an error of its own.
     """
-    child = multiprocessing.get_context("fork").Process(target=_life, args=(run_dir, death), daemon=True)
+    child = multiprocessing.get_context("fork").Process(target=_life, args=(run_dir, death, durability), daemon=True)
     child.start()
     child.join(_PATIENCE_S if kill_after_s is None else kill_after_s)
     if child.exitcode is None:
@@ -131,9 +133,9 @@ def live(run_dir: Path, death: Death, kill_after_s: float | None) -> bool:
     return child.exitcode != 0
 
 
-def _life(run_dir: Path, death: Death) -> None:
+def _life(run_dir: Path, death: Death, durability: Durability) -> None:
     try:
-        anyio.run(partial(Conductor.run, job(run_dir, death), resume=True))
+        anyio.run(partial(Conductor.run, job(run_dir, death, durability), resume=True))
     except BaseException:  # noqa: ASYNC103, BLE001 - the process ends here, and its parent reads why
         (run_dir.parent / "error.txt").write_text(traceback.format_exc())
         os._exit(1)
@@ -151,6 +153,8 @@ def ended(run_dir: Path, verdict: Verdict) -> Ended:
     if (run_dir / RESUMES).exists():
         for committed, version in _lines(run_dir / RESUMES):
             verdict.reexecuted_max = max(verdict.reexecuted_max, committed - version)
+    if (run_dir / RESTORED).exists():
+        verdict.restored += len(_lines(run_dir / RESTORED))
     folder = run_dir / "checkpoints" / f"step-{STEPS}"
     return Ended(
         weights={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in LEARNED},
@@ -189,7 +193,8 @@ def drill(kills: int, seed: int, folder: Path) -> Verdict:
         verdict.runs += 1
         run_dir = folder / f"run-{verdict.runs}" / "run"
         run_dir.mkdir(parents=True)
-        _one_run(run_dir, min(KILLS_A_RUN, kills - verdict.kills), planned, verdict)
+        durability: Durability = "leases" if verdict.runs % 2 else "groups"
+        _one_run(run_dir, durability, min(KILLS_A_RUN, kills - verdict.kills), planned, verdict)
         _compare(expected, ended(run_dir, verdict), run_dir, verdict)
         print(
             f"run {verdict.runs}: {verdict.kills} kills, {'as it must be' if verdict.right() else 'WRONG'}", flush=True
@@ -197,15 +202,21 @@ def drill(kills: int, seed: int, folder: Path) -> Verdict:
     return verdict
 
 
-def _one_run(run_dir: Path, most: int, planned: Iterator[tuple[str, Death, float | None]], verdict: Verdict) -> None:
+def _one_run(
+    run_dir: Path,
+    durability: Durability,
+    most: int,
+    planned: Iterator[tuple[str, Death, float | None]],
+    verdict: Verdict,
+) -> None:
     """Kill one run up to ``most`` times, then let it end."""
     for _ in range(most):
         place, death, after_s = next(planned)
-        if not live(run_dir, death, after_s):
+        if not live(run_dir, death, after_s, durability):
             return
         verdict.kills += 1
         verdict.places[place] += 1
-    live(run_dir, Death(), None)
+    live(run_dir, Death(), None, durability)
 
 
 def _compare(expected: Ended, found: Ended, run_dir: Path, verdict: Verdict) -> None:
@@ -250,7 +261,8 @@ def main() -> None:
         verdict = drill(args.kills, args.seed, args.keep or Path(aside))
     for place, times in sorted(verdict.places.items()):
         print(f"{times:5}  {place}")
-    print(f"{verdict.runs} runs, {verdict.kills} kills in {time.perf_counter() - began:.0f} s")
+    seconds = time.perf_counter() - began
+    print(f"{verdict.runs} runs, {verdict.kills} kills in {seconds:.0f} s; {verdict.restored} groups restored")
     names = ("kills", "lost", "twice", "order_equal", "weights_equal", "reexecuted_max")
     print(json.dumps({name: getattr(verdict, name) for name in names}))
     sys.exit(0 if verdict.right() else 1)

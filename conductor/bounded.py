@@ -3,14 +3,17 @@
 Ports take no time-out: the caller owns the clock. Here is the caller, who also knows which waits are open.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import anyio
 
 from conductor.config import Deadlines
-from conductor.core.waits import Waits
-from protocols.aio import deadline
+from conductor.core.waits import Limit, Wait, Waits
 from protocols.backend import Backend, LauncherPort, PayloadPort, PlacementPort
+from protocols.errors import DeadlineExceeded
 from protocols.grading import GraderPort
 from protocols.inference import InferenceControllerPort
 from protocols.ledger import LedgerPort
@@ -18,7 +21,7 @@ from protocols.prompts import PromptSourcePort
 from protocols.rollouts import RolloutExecutorPort
 from protocols.tracking import TrackerPort
 from protocols.training import TrainerPort
-from protocols.wire import client, port_methods
+from protocols.wire import port_methods
 
 P = TypeVar("P")
 
@@ -54,19 +57,40 @@ def bounded(port: type[P], implementation: P, deadlines: Deadlines, waits: Waits
     Raises (from its methods):
         DeadlineExceeded: A call took too long; it names the method and the ids of its first argument.
     """
-    fields = _FIELDS[port]
+    fields, unnoted = _FIELDS[port], Waits(waits.clock)
     name = port.__name__.removesuffix("Port")
-    seconds = {method: getattr(deadlines, fields.get(method, fields["*"])) for method in port_methods(port)}
+    methods: dict[str, Callable[..., Awaitable[Any]]] = {}
+    for method in port_methods(port):
+        seconds = getattr(deadlines, fields.get(method, fields["*"]))
+        limit = (unnoted if method in _WATCHING else waits).limit(seconds)
+        methods[method] = _bounded_method(getattr(implementation, method), f"{name}.{method}", limit)
+    return cast("P", SimpleNamespace(**methods))
 
-    async def send(method: str, args: tuple[Any, ...]) -> Any:
-        box: list[Any] = []
-        call, of, limit = f"{name}.{method}", _identity(args), seconds[method]
-        noted = nullcontext() if method in _WATCHING else waits.open(call, of, limit)
-        with noted, deadline(f"{call} of {of}" if of else call, limit):
-            box.append(await getattr(implementation, method)(*args))
-        return box[0]
 
-    return client(port, send)
+def _bounded_method(method: Callable[..., Awaitable[Any]], call: str, limit: Limit) -> Callable[..., Awaitable[Any]]:
+    async def bounded_call(*args: Any) -> Any:
+        scope = anyio.CancelScope()
+        wait = Wait(limit, call, args[0] if args else None, scope.cancel)
+        with wait, scope:
+            return await method(*args)
+        raise DeadlineExceeded(what=wait.name, deadline_s=limit.seconds)
+
+    return bounded_call
+
+
+@contextmanager
+def within(waits: Waits, call: str, subject: str, seconds: float) -> Generator[None]:
+    """Bound a wait for more than one call of a port, and note it while it is open.
+
+    Raises:
+        DeadlineExceeded: The block was cut after ``seconds``.
+    """
+    scope = anyio.CancelScope()
+    wait = Wait(waits.limit(seconds), call, subject, scope.cancel)
+    with wait, scope:
+        yield
+    if scope.cancelled_caught:
+        raise DeadlineExceeded(what=wait.name, deadline_s=seconds)
 
 
 def bounded_backend(backend: Backend, deadlines: Deadlines, waits: Waits) -> Backend:
@@ -76,11 +100,3 @@ def bounded_backend(backend: Backend, deadlines: Deadlines, waits: Waits) -> Bac
         launcher=bounded(LauncherPort, backend.launcher, deadlines, waits),
         payloads=bounded(PayloadPort, backend.payloads, deadlines, waits),
     )
-
-
-def _identity(args: tuple[Any, ...]) -> str:
-    """Return the id that the first argument carries, for the name of the wait."""
-    for field in ("lease_id", "dispatch_id", "worker_id", "version"):
-        if args and (found := getattr(args[0], field, None)) is not None:
-            return f"v{found}" if field == "version" else str(found)
-    return args[0] if args and isinstance(args[0], str) else ""

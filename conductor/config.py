@@ -39,11 +39,14 @@ class CheckpointConfig(Message, frozen=True, kw_only=True):
         keep: How many are kept; an older one is removed when the newer one is complete.
         compact_events: Events after which a checkpoint lets the record be summed up: what is final is then
             counted and no more listed one by one. 0: never.
+        durability: What of the groups that are not trained yet outlives the process: ``leases``: their prompts, which
+            a resume generates anew; ``groups``: the samples of finished ones as well, in the run's folder.
     """
 
     every: Annotated[int, Meta(ge=0)] = 50
     keep: PositiveInt = 2
     compact_events: Annotated[int, Meta(ge=0)] = 1_000_000
+    durability: Literal["leases", "groups"] = "leases"
 
 
 class Deadlines(Message, frozen=True, kw_only=True):

@@ -183,7 +183,7 @@ class RunContext:
 
     def start(self, group: TaskGroup, name: str, body: Callable[[*Args], Awaitable[None]], *args: *Args) -> None:
         """Start a task whose failure is remembered in the order of failing, and whose end is never silent."""
-        group.start_soon(self._run, name, lambda: body(*args), name=name)
+        group.start_soon(self._run, name, body, *args, name=name)
 
     def start_stage(
         self,
@@ -201,10 +201,13 @@ class RunContext:
             with ExitStack() as ends:
                 for stream in streams:
                     ends.enter_context(cast("AbstractContextManager[object]", stream))
-                await self._run(f"stage {name}", lambda: body(self, *streams))
+                await self._run(f"stage {name}", body, self, *streams)
 
         group.start_soon(run, name=f"stage {name}")
 
-    async def _run(self, name: str, body: Callable[[], Awaitable[None]]) -> None:
-        with self.failures.watch(name):
-            await owned(name, body)
+    async def _run(self, name: str, body: Callable[[*Args], Awaitable[None]], *args: *Args) -> None:
+        try:
+            await owned(name, body, *args)
+        except Exception as exc:
+            self.failures.remember(name, exc)
+            raise

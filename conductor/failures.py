@@ -17,18 +17,18 @@ class Failures:
         return bool(self._failures)
 
     def remember(self, name: str, error: Exception) -> None:
-        """Remember a failure that is about to be raised: what fails from now on came later."""
-        self._failures.append((name, error))
+        """Remember a failure on its way out: what fails from now on came later. Of a group, its unknown leaves."""
+        for leaf in _leaves(error):
+            if isinstance(leaf, Exception) and not self._knows(leaf):
+                self._failures.append((name, leaf))
 
     @contextmanager
     def watch(self, name: str) -> Generator[None]:
-        """Remember what fails in the block, and let it pass. Of a group, its leaves that are not remembered yet."""
+        """Remember what fails in the block, and let it pass."""
         try:
             yield
         except Exception as exc:
-            for leaf in _leaves(exc):
-                if isinstance(leaf, Exception) and not self._knows(leaf):
-                    self._failures.append((name, leaf))
+            self.remember(name, exc)
             raise
 
     def verdict(self, group: BaseExceptionGroup[BaseException]) -> BaseException:

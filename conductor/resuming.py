@@ -14,6 +14,7 @@ from conductor.context import RunContext
 from conductor.core.leases import LeaseTable
 from conductor.disk import on_disk
 from conductor.jobfile import find_changes, job_values, write_job
+from conductor.spool import open_spool
 from protocols.errors import ConfigError, CorruptLedger, InvariantError, Problem, UserError
 from protocols.ledger import Evaluated, Incident, LedgerEvent, Resumed, RunStarted, Stepped
 from protocols.messages import WeightVersion
@@ -62,12 +63,14 @@ async def begin(ctx: RunContext, version: WeightVersion) -> None:
         )
         ctx.trained = ctx.closed = version
         await _keep_job(ctx)
+        await open_spool(ctx)
         await ctx.record_beginning(ctx.origin)
     elif version != ctx.trained:
         raise InvariantError(f"the trainer holds v{version} where the run goes on from v{ctx.trained}")
     else:
         await _keep_job(ctx)
         await ctx.record_beginning(Resumed(version=version))
+        await open_spool(ctx)
         accounts = ctx.table.accounts
         ctx.log.info("run.resumed", version=version, reopened=accounts.open, committed=accounts.committed)
 

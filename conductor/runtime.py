@@ -30,6 +30,7 @@ from conductor.stages import admit, batch, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
 from conductor.stages.evaluate import draw_prompts, evaluate_last
 from conductor.watchdog import watch
+from protocols.aio import clock
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Stalled, Stopped
 from protocols.fleet import Plan
@@ -50,7 +51,7 @@ async def run(
     plan: Plan | None = None,
 ) -> RunResult:
     """Conduct one run of a job without problems; see ``Conductor.run``."""
-    failures, waits = Failures(), Waits(anyio.current_time)
+    failures, waits = Failures(), Waits(clock())
     desk = Desk(cfg, waits)
 
     async def open_and_conduct(log: FilteringBoundLogger) -> RunResult:
@@ -183,7 +184,7 @@ async def _run_stages(ctx: RunContext) -> None:
     ctx.enter("training")
     bound = ctx.cfg.slots_in_flight
     with ExitStack() as streams:
-        admit_out, rollout_in = _stream(streams, LeaseId, bound)
+        admit_out, rollout_in = _stream(streams, tuple[LeaseId, ...], bound)
         rollout_out, reward_in = _stream(streams, LeaseId, bound)
         reward_out, batch_in = _stream(streams, LeaseId, bound)
         batch_out, train_in = _stream(streams, DispatchId, 1)

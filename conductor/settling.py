@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from conductor.abort import stop
 from conductor.context import RunContext
 from conductor.core.lease import State
+from conductor.spool import is_kept, sweep
 from protocols.aio import deadline
 from protocols.errors import PortFailed
 from protocols.ledger import AbortConfirmed, Aborting, Committed, LedgerEvent, Unclaimed
@@ -41,6 +42,8 @@ async def settle_run(ctx: RunContext) -> None:
         with _tried(failed):
             aborting = ctx.table.in_state(State.ABORTING)
             await ctx.record(*(AbortConfirmed(lease_id=lease.lease_id) for lease in aborting))
+    with _tried(failed):
+        await sweep(ctx)
     for error in failed[1:]:
         failed[0].add_note(f"then {type(error).__name__}: {error}")
     if failed:
@@ -69,8 +72,8 @@ async def _stop(ctx: RunContext, prefix: str) -> bool:
 
 
 def _intents(ctx: RunContext) -> list[LedgerEvent]:
-    """Return the intent to abort every lease that may be aborted now."""
-    stoppable = {State.ADMITTED, State.GENERATING, State.GRADED}
+    """Return the intent to abort every lease that may be aborted now; what is finished and kept is left as it is."""
+    stoppable = {State.ADMITTED, State.GENERATING} if is_kept(ctx) else {State.ADMITTED, State.GENERATING, State.GRADED}
     return [Aborting(lease_id=lease.lease_id, reason="run_ended") for lease in ctx.table if lease.state in stoppable]
 
 

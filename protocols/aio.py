@@ -7,6 +7,7 @@ anyio lets a foreign ``CancelledError`` cancel all siblings and then ends the ta
 (measured with 4.16: a run came back as finished from 44 of 54 points). Hence no task is started bare.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar, TypeVarTuple
@@ -19,6 +20,11 @@ from protocols.errors import DeadlineExceeded, ForeignCancellation
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
+
+
+def clock() -> asyncio.AbstractEventLoop:
+    """Return the loop that runs, for who asks it for the time or to be called at one; anyio knows no timer alone."""
+    return asyncio.get_running_loop()
 
 
 @contextmanager
@@ -66,7 +72,7 @@ async def open_tasks() -> AsyncGenerator[TaskGroup]:
         raise block
 
 
-async def owned(name: str, run: Callable[[], Awaitable[T]]) -> T:
+async def owned(name: str, run: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
     """Run the body of a task; turn a cancellation that no scope asked for into an error.
 
     Cancelling: passes through, when a scope around the task is cancelled.
@@ -75,7 +81,7 @@ async def owned(name: str, run: Callable[[], Awaitable[T]]) -> T:
         ForeignCancellation: The body ended in a cancellation that is nobody's.
     """
     try:
-        return await run()
+        return await run(*args)
     except anyio.get_cancelled_exc_class() as exc:
         await checkpoint_if_cancelled()  # noqa: ASYNC102 - raises where a scope asked for it, and never waits
         raise ForeignCancellation(task=name) from exc  # noqa: ASYNC104 - what nobody asked for is an error
@@ -125,13 +131,16 @@ class Doorbell:
     """
 
     def __init__(self) -> None:
-        self._event = anyio.Event()
+        self._event: anyio.Event | None = None  # made by who waits: most rings wake nobody
 
     def ring(self) -> None:
         """Wake all who wait now."""
-        self._event.set()
-        self._event = anyio.Event()
+        if self._event is not None:
+            self._event.set()
+            self._event = None
 
     async def wait(self) -> None:
         """Wait for the next ring."""
+        if self._event is None:
+            self._event = anyio.Event()
         await self._event.wait()

@@ -212,6 +212,29 @@ class PayloadPort(Protocol):
         """Return the owners that hold something."""
         ...
 
+    async def spool(self, ref: PayloadRef, path: str) -> None:
+        """Write a group's payload to a file that outlives the process; ``release`` leaves it there.
+
+        Args:
+            ref: Of a ``GroupPayload``.
+            path: Of the file, absolute; its folder is there, and is reached from wherever payloads lie.
+
+        Cancelling: it is written whole or not at all.
+
+        Raises:
+            WorkerLost: The payload is not there.
+            PortFailed: The disk refuses.
+        """
+        ...
+
+    async def unspool(self, ref: PayloadRef, path: str) -> None:
+        """Store under ``ref`` what ``spool`` wrote. Idempotent.
+
+        Raises:
+            WorkerLost: The file is not there, or not what was written.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:

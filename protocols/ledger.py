@@ -116,6 +116,12 @@ class Readmitted(Message, frozen=True, kw_only=True, tag="readmitted"):
     failed: bool = True
 
 
+class Restored(Message, frozen=True, kw_only=True, tag="restored"):
+    """A reopened group is graded as it was before: its samples had been kept."""
+
+    lease_id: LeaseId
+
+
 class Dropped(Message, frozen=True, kw_only=True, tag="dropped"):
     """A group is given up."""
 
@@ -160,7 +166,8 @@ class Resumed(Message, frozen=True, kw_only=True, tag="resumed"):
     """The run goes on from the checkpoint of ``version``.
 
     Every group that is open, or was settled after the step of that version, is reopened. What the run had come
-    to is again what it was then.
+    to is again what it was then. Of an open group that was graded, receipt and grades are kept, unless newer weights
+    than ``version`` made some of it: those are gone.
     """
 
     version: WeightVersion
@@ -283,6 +290,7 @@ LedgerEvent = (
     | Aborting
     | AbortConfirmed
     | Readmitted
+    | Restored
     | Dropped
     | EpochClosed
     | Stepped

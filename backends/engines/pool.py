@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from backends.engines._keepers import Keepers
+from backends.engines._loads import Loads
 from backends.engines._member import Member
 from backends.engines._renewal import Renewer
 from protocols.aio import deadline, open_tasks, owned
@@ -72,6 +73,7 @@ class EnginePool:
         publish_s: float = 60.0,
     ) -> None:
         self._members = [Member(name, engine) for name, engine in engines.items()]
+        self._loads = Loads(self._members)
         self._answer_s = answer_s
         self._publish_s = publish_s
         self._renewer = Renewer(mode=mode, answer_s=answer_s, load_s=publish_s / 2, paused=lambda: self._paused)
@@ -312,17 +314,19 @@ class EnginePool:
         with anyio.CancelScope() as call:
             member.calls[call] = None
             member.samples += samples
+            self._loads.put(member, member.samples)
             try:
                 yield call
             finally:
                 del member.calls[call]
                 member.left(samples)
+                self._loads.put(member, member.samples)
 
     def _least_loaded(self) -> Member:
-        serving = [member for member in self._members if member.confirmed is not None]
-        if not serving:
+        member = next((member for member in self._loads if member.confirmed is not None), None)
+        if member is None:
             raise EngineStale(engine=", ".join(member.name for member in self._members))
-        return min(serving, key=lambda member: member.samples)
+        return member
 
     def _names(self, chosen: Callable[[Member], bool]) -> frozenset[WorkerId]:
         return frozenset(member.name for member in self._members if chosen(member))

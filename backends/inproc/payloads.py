@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import msgspec
 from anyio.lowlevel import checkpoint
 
+from backends._spool import spool, unspool
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import WorkerLost
 from protocols.messages import Message, PayloadRef
@@ -58,6 +59,14 @@ class InprocPayloads:
         """Return the owners that hold something."""
         await checkpoint()
         return frozenset(self._held)
+
+    async def spool(self, ref: PayloadRef, path: str) -> None:
+        """Write a group's payload to a file; see ``PayloadPort.spool``."""
+        await spool(await self.get(ref), path)
+
+    async def unspool(self, ref: PayloadRef, path: str) -> None:
+        """Store what such a file holds; see ``PayloadPort.unspool``."""
+        await self.put(ref, await unspool(path))
 
 
 _: type[PayloadPort] = InprocPayloads

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote
 
 import anyio.to_thread
 
+from backends._spool import spool, unspool
 from backends.processes import bulk
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import InvariantError, Transient, WorkerLost
@@ -61,6 +62,14 @@ class SharedPayloads:
     async def owners(self) -> frozenset[str]:
         """Return the owners that hold something."""
         return await self._in_thread(self._owners)
+
+    async def spool(self, ref: PayloadRef, path: str) -> None:
+        """Write a group's payload to a file that outlives the run; see ``PayloadPort.spool``."""
+        await spool(await self.get(ref), path)
+
+    async def unspool(self, ref: PayloadRef, path: str) -> None:
+        """Store what such a file holds; see ``PayloadPort.unspool``."""
+        await self.put(ref, await unspool(path))
 
     async def _in_thread(self, job: Callable[[*Args], T], *args: *Args) -> T:
         try:

@@ -2,6 +2,7 @@
 
 from anyio.lowlevel import checkpoint
 
+from backends._spool import spool, unspool
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import WorkerLost
 from protocols.messages import PayloadRef
@@ -43,6 +44,14 @@ class ScriptedPayloads:
         """Return who holds something."""
         await checkpoint()
         return frozenset(owner for owner, _ in self.held)
+
+    async def spool(self, ref: PayloadRef, path: str) -> None:
+        """Write a group's payload to a file."""
+        await spool(await self.get(ref), path)
+
+    async def unspool(self, ref: PayloadRef, path: str) -> None:
+        """Read it."""
+        await self.put(ref, await unspool(path))
 
 
 _: type[PayloadPort] = ScriptedPayloads

@@ -1,7 +1,7 @@
 """How many groups may be lent out: the law that bounds work in flight and, on average, age."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from conductor.core.tally import Tally
@@ -32,15 +32,18 @@ class Admission:
     version: int = 0
     extra: int = 0
 
-    def wanted(self, tally: Tally, numbers: Sequence[int]) -> int:
+    def wanted(self, tally: Tally, numbers: Iterable[int]) -> int:
         """Return the groups of the batch that is being filled: a whole one, less the gaps among its first groups.
 
         Args:
             tally: What the run has come to.
             numbers: Of the open groups that no batch has claimed, in the order of admission.
         """
+        if not tally.gaps:  # nearly always, and the open groups are many
+            return self.batch
+        ahead = list(numbers)
         gaps = [lease_number(lease_id) for lease_id in tally.gaps]
-        behind = (bisect_left(numbers, gap) + place for place, gap in enumerate(gaps))
+        behind = (bisect_left(ahead, gap) + place for place, gap in enumerate(gaps))
         return self.batch - sum(place < self.batch for place in behind)
 
     def grants(self, tally: Tally, *, accepted: int, running: int) -> int:

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
+
+import msgspec
 
 from protocols.errors import InvariantError
 from protocols.grading import Grade, GradeFault
@@ -26,6 +29,8 @@ class State(StrEnum):
     FILTERED = "filtered"
     DROPPED = "dropped"
 
+    __hash__ = str.__hash__  # a group's states are looked up a hundred times, and Enum's own is written in Python
+
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.ADMITTED: frozenset({State.GENERATING, State.ABORTING}),
@@ -34,7 +39,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.CLAIMED: frozenset({State.COMMITTED, State.GRADED}),
     State.ABORTING: frozenset({State.ABORTED}),
     State.ABORTED: frozenset({State.ADMITTED, State.DROPPED}),
-    State.REOPENED: frozenset({State.ADMITTED, State.DROPPED}),
+    State.REOPENED: frozenset({State.ADMITTED, State.GRADED, State.DROPPED}),
     State.COMMITTED: frozenset(),
     State.FILTERED: frozenset(),
     State.DROPPED: frozenset(),
@@ -43,6 +48,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 SETTLED = frozenset({State.COMMITTED, State.FILTERED, State.DROPPED})
 RUNNING = (State.ADMITTED, State.GENERATING, State.ABORTING, State.ABORTED)
+_FINISHED = frozenset({State.GRADED, State.CLAIMED, State.REOPENED})
 
 
 INITIAL = WeightVersion(0)
@@ -55,7 +61,8 @@ class Lease:
     Attributes:
         first_attempt: The attempt that it was admitted with, by this life of the run; one later for each attempt
             that was ended through no failure.
-        version: The engines' when the attempt began.
+        version: Of its oldest token; until its receipt is there, of the weights that were served when the attempt
+            began: no token is older.
         receipt: Of the finished rollouts, once they are delivered.
         grades: One a sample, once graded.
     """
@@ -78,12 +85,6 @@ class Lease:
         return self.receipt
 
     @property
-    def oldest(self) -> WeightVersion:
-        """The version of its oldest token, as far as that is known; no token is older."""
-        samples = () if self.receipt is None else self.receipt.samples
-        return min((segment.version for sample in samples for segment in sample.segments), default=self.version)
-
-    @property
     def graded(self) -> bool:
         """Whether it may be trained."""
         return self.state is State.GRADED
@@ -103,35 +104,31 @@ class Lease:
         """Attempts in this life of the run: one that was killed does not count against a group."""
         return self.attempt - self.first_attempt + 1
 
+    def finish(self, receipt: GroupReceipt) -> None:
+        """Take the receipt of the finished rollouts, and the age of the group from it."""
+        self.receipt = receipt
+        versions = [segment.version for sample in receipt.samples for segment in sample.segments]
+        self.version = min(versions, default=self.version)
+
+    def finished_by(self, version: WeightVersion) -> bool:
+        """Whether it was graded, never given up, and no weights newer than ``version`` made any of it."""
+        samples = () if self.receipt is None else self.receipt.samples
+        newest = max((segment.version for sample in samples for segment in sample.segments), default=self.version)
+        return bool(self.grades) and self.state in _FINISHED and newest <= version
+
     def bare(self) -> "Lease":
         """Return what a resume needs of a settled lease: it is graded anew."""
         return replace(self, receipt=None, grades=())
 
     def record(self) -> LeaseRecord:
         """Return this lease as a message."""
-        return LeaseRecord(
-            lease_id=self.lease_id,
-            prompt=self.prompt,
-            group_size=self.group_size,
-            attempt=self.attempt,
-            first_attempt=self.first_attempt,
-            version=self.version,
-            state=self.state.value,
-            receipt=self.receipt,
-            grades=self.grades,
-        )
+        values: dict[str, Any] = {name: getattr(self, name) for name in LeaseRecord.__struct_fields__}
+        values["state"] = self.state.value
+        return LeaseRecord(**values)
 
     @classmethod
     def of(cls, record: LeaseRecord) -> "Lease":
         """Return the lease that a message describes."""
-        return cls(
-            lease_id=record.lease_id,
-            prompt=record.prompt,
-            group_size=record.group_size,
-            attempt=record.attempt,
-            first_attempt=record.first_attempt,
-            version=record.version,
-            state=State(record.state),
-            receipt=record.receipt,
-            grades=record.grades,
-        )
+        values: dict[str, Any] = msgspec.structs.asdict(record)
+        values["state"] = State(record.state)
+        return cls(**values)

@@ -10,7 +10,6 @@ from typing import Any
 
 from conductor.core.lease import RUNNING, TRANSITIONS, Lease, State
 from conductor.core.settlements import Settlements
-from conductor.core.staleness import Group
 from conductor.core.tally import Tally
 from conductor.result import Accounts, SampleAccounts
 from protocols.errors import InvariantError
@@ -31,6 +30,7 @@ from protocols.ledger import (
     Incident,
     LedgerEvent,
     Readmitted,
+    Restored,
     Resumed,
     RunStarted,
     Stepped,
@@ -72,6 +72,7 @@ class LeaseTable:
             Aborting: self._abort,
             AbortConfirmed: self._confirm_abort,
             Readmitted: self._readmit,
+            Restored: self._restore,
             Dropped: self._drop,
             EpochClosed: lambda _: self.tally.close_epoch(),
             Stepped: self._close_step,
@@ -104,9 +105,9 @@ class LeaseTable:
         return sum(self._states[state] for state in RUNNING)
 
     @property
-    def unclaimed(self) -> list[int]:
+    def unclaimed(self) -> Iterator[int]:
         """Numbers of the open leases that no batch has claimed, in the order of admission."""
-        return [lease_number(lease.lease_id) for lease in self if lease.state is not State.CLAIMED]
+        return (lease_number(lease.lease_id) for lease in self._open.values() if lease.state is not State.CLAIMED)
 
     @property
     def accepted(self) -> int:
@@ -185,7 +186,7 @@ class LeaseTable:
                 raise InvariantError(
                     f"sample {index} of {receipt.lease_id} has {sample.tokens} tokens, and versions for {stamped}"
                 )
-        lease.receipt = receipt
+        lease.finish(receipt)
 
     def apply(self, event: LedgerEvent) -> None:
         """Make the transition that ``event`` records, whole or not at all.
@@ -222,8 +223,9 @@ class LeaseTable:
         self._running_attempt(event.lease_id, event.receipt.attempt)
         if len(event.grades) != lease.group_size:
             raise InvariantError(f"{len(event.grades)} grades for the {lease.group_size} samples of {lease.lease_id}")
-        self._move(lease, State.GRADED)
-        lease.receipt = event.receipt
+        self._move(lease, State.GRADED, only_from=State.GENERATING)
+        if lease.receipt is not event.receipt:  # else it was delivered
+            lease.finish(event.receipt)
         lease.grades = event.grades
 
     def _filter(self, event: Filtered) -> None:
@@ -286,6 +288,14 @@ class LeaseTable:
             lease.first_attempt = event.attempt
             self.tally.epoch = lease.prompt.epoch
 
+    def _restore(self, event: Restored) -> None:
+        lease = self[event.lease_id]
+        if not lease.grades:
+            raise InvariantError(f"{lease.lease_id} is to be graded as it was, and nothing of it was kept")
+        self._move(lease, State.GRADED, only_from=State.REOPENED)
+        lease.first_attempt = lease.attempt
+        self.tally.epoch = lease.prompt.epoch
+
     def _close_step(self, event: Stepped) -> None:
         if self._dispatches:
             raise InvariantError(f"step {event.record.step} was closed while {', '.join(self._dispatches)} was lent")
@@ -295,7 +305,9 @@ class LeaseTable:
         self.tally, taken_back = self.settlements.take_back(event.version)
         leases = sorted([*self._open.values(), *taken_back], key=lambda lease: lease_number(lease.lease_id))
         for lease in leases:
-            lease.state, lease.receipt, lease.grades = State.REOPENED, None, ()
+            if not lease.finished_by(event.version):
+                lease.receipt, lease.grades = None, ()
+            lease.state = State.REOPENED
         self._open = {lease.lease_id: lease for lease in leases}
         self._states = Counter({State.REOPENED: len(leases)})
         self._dispatches.clear()
@@ -340,12 +352,12 @@ class LeaseTable:
         del self._dispatches[dispatch_id]
         return leases
 
-    def _check(self, lease: Lease, state: State) -> None:
-        if state not in TRANSITIONS[lease.state]:
+    def _check(self, lease: Lease, state: State, only_from: State | None = None) -> None:
+        if state not in TRANSITIONS[lease.state] or lease.state is not (only_from or lease.state):
             raise InvariantError(f"{lease.lease_id} cannot go from {lease.state} to {state}")
 
-    def _move(self, lease: Lease, state: State) -> None:
-        self._check(lease, state)
+    def _move(self, lease: Lease, state: State, *, only_from: State | None = None) -> None:
+        self._check(lease, state, only_from)
         self._states[lease.state] -= 1
         self._states[state] += 1
         lease.state = state
@@ -356,25 +368,3 @@ class LeaseTable:
         lease.state = state
         del self._open[lease.lease_id]
         self.settlements.add(lease)
-
-
-def open_groups(table: LeaseTable, serving: WeightVersion) -> list[Group]:
-    """Return what a sampler is told of the open leases that may still be trained; those of a batch may not.
-
-    Args:
-        table: In the order of admission.
-        serving: The version that the engines serve: what has not begun will be no older.
-    """
-    return [
-        Group(
-            lease_id=lease.lease_id,
-            number=lease_number(lease.lease_id),
-            version=serving if lease.state is State.ADMITTED else lease.oldest,
-            ready=lease.state is State.GRADED,
-        )
-        for lease in table
-        if lease.state in _TRAINABLE
-    ]
-
-
-_TRAINABLE = frozenset({State.ADMITTED, State.GENERATING, State.GRADED})

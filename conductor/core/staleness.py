@@ -34,15 +34,15 @@ class Group:
 class Sampler(Protocol):
     """Decides over open groups. Pure: the same groups and version give the same answer.
 
-    Every method gets the open groups in the order of admission, and the trainer's version: a group that is selected
-    now has the age ``version - group.version``.
+    Every method gets the open groups in the order of admission, to iterate over as often as it needs, and the trainer's
+    version: a group that is selected now has the age ``version - group.version``.
     """
 
-    def admit(self, granted: int, groups: Sequence[Group], *, version: WeightVersion) -> int:
+    def admit(self, granted: int, groups: Iterable[Group], *, version: WeightVersion) -> int:
         """Return how many of the groups that the admission law grants are admitted now, 0 to ``granted``."""
         ...
 
-    def select(self, groups: Sequence[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
+    def select(self, groups: Iterable[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
         """Return the ready groups of the next batch, or none: then the trainer waits.
 
         Args:
@@ -53,11 +53,11 @@ class Sampler(Protocol):
         """
         ...
 
-    def evict(self, groups: Sequence[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
+    def evict(self, groups: Iterable[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
         """Return the ready groups to give up; others are admitted in their place."""
         ...
 
-    def interrupt(self, groups: Sequence[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
+    def interrupt(self, groups: Iterable[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
         """Return the groups, ready or not, to generate once more from their prompts under the newest weights."""
         ...
 
@@ -65,23 +65,23 @@ class Sampler(Protocol):
 class Loose:
     """Trains the oldest first, whatever its age."""
 
-    def admit(self, granted: int, groups: Sequence[Group], *, version: WeightVersion) -> int:
+    def admit(self, granted: int, groups: Iterable[Group], *, version: WeightVersion) -> int:
         """Admit what is granted."""
         del groups, version
         return granted
 
-    def select(self, groups: Sequence[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
+    def select(self, groups: Iterable[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
         """Take the oldest ready groups."""
         del most, version
         ready = [group.lease_id for group in groups if group.ready]
         return ready[:wanted] if len(ready) >= wanted else ()
 
-    def evict(self, groups: Sequence[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
+    def evict(self, groups: Iterable[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
         """Give up none."""
         del groups, version
         return ()
 
-    def interrupt(self, groups: Sequence[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
+    def interrupt(self, groups: Iterable[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
         """Interrupt none."""
         del groups, version
         return ()
@@ -98,7 +98,7 @@ class Wait(Loose):
     max_age: float
     batch: int
 
-    def select(self, groups: Sequence[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
+    def select(self, groups: Iterable[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
         """Take the ready groups that are due first, unless one that still runs has to come first."""
         in_turn = sorted(groups, key=lambda group: (group.version, group.number))
         ready = [group for group in in_turn if group.ready][:most]
@@ -127,11 +127,11 @@ class Drop(Loose):
 
     max_age: float
 
-    def select(self, groups: Sequence[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
+    def select(self, groups: Iterable[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
         """Take the oldest ready groups that are not over age."""
         return super().select(_fresh(groups, self.max_age, version), wanted=wanted, most=most, version=version)
 
-    def evict(self, groups: Sequence[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
+    def evict(self, groups: Iterable[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
         """Give up those over age."""
         return [group.lease_id for group in _over_age(groups, self.max_age, version) if group.ready]
 
@@ -142,11 +142,11 @@ class Partial(Loose):
 
     max_age: float
 
-    def select(self, groups: Sequence[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
+    def select(self, groups: Iterable[Group], *, wanted: int, most: int, version: WeightVersion) -> Sequence[LeaseId]:
         """Take the oldest ready groups that are not over age."""
         return super().select(_fresh(groups, self.max_age, version), wanted=wanted, most=most, version=version)
 
-    def interrupt(self, groups: Sequence[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
+    def interrupt(self, groups: Iterable[Group], *, version: WeightVersion) -> Sequence[LeaseId]:
         """Begin those over age anew."""
         return [group.lease_id for group in _over_age(groups, self.max_age, version)]
 

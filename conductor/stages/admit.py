@@ -1,4 +1,4 @@
-"""Admit: prompts, readmitted and reopened groups in, lease ids out.
+"""Admit: prompts, readmitted and reopened groups in, waves of lease ids out.
 
 Groups that a resume reopened come before new prompts and under the same law. Waits for the admission law to
 grant a group, and at the end of an epoch for its last batch. Ends when the run wants no more groups, or the
@@ -12,9 +12,10 @@ from itertools import takewhile
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
+from conductor import spool
 from conductor.context import RunContext
+from conductor.core.groups import OpenGroups
 from conductor.core.lease import Lease, State
-from conductor.core.leases import open_groups
 from conductor.patience import patiently
 from protocols.errors import BudgetExhausted, DataFault
 from protocols.ledger import Admitted, Dropped, LedgerEvent, Readmitted
@@ -25,21 +26,23 @@ _BAD_PROMPTS_IN_A_ROW = 100
 _WAVE_S = 0.02  # for so long prompts are drawn that start together: they share the record and the engines' steps
 
 
-async def run(ctx: RunContext, admitted: MemoryObjectSendStream[LeaseId]) -> None:
+async def run(ctx: RunContext, admitted: MemoryObjectSendStream[tuple[LeaseId, ...]]) -> None:
     """Lend out prompts until the run needs no more."""
     supply = _Supply()
     while True:
         if ctx.readmitted:
-            await admitted.send(ctx.readmitted.popleft())
+            wave = tuple(ctx.readmitted)
+            ctx.readmitted.clear()
+            await admitted.send(wave)
         elif not ctx.table.running and (_used_up(ctx, supply) or _trained_enough(ctx)):
             await _drop_surplus(ctx)
             return
         elif not supply.empty and (granted := _granted(ctx)) > 0:
-            leases = await _admit_some(ctx, supply, granted)
+            wave = await _admit_some(ctx, supply, granted)
             if supply.empty:
                 ctx.gate.exhaust()
-            for lease_id in leases:
-                await admitted.send(lease_id)
+            if wave:
+                await admitted.send(wave)
             ctx.changed.ring()
         else:
             await ctx.changed.wait()
@@ -85,15 +88,19 @@ class _Supply:
         return tuple(takewhile(lambda prompt: prompt.epoch == self._drawn[0].epoch, self._drawn))
 
 
-async def _admit_some(ctx: RunContext, supply: _Supply, granted: int) -> list[LeaseId]:
-    """Admit a reopened group, or a wave of prompts in one record; returns their leases, none at the end of an epoch."""
+async def _admit_some(ctx: RunContext, supply: _Supply, granted: int) -> tuple[LeaseId, ...]:
+    """Admit a reopened group, or a wave of prompts in one record; returns the leases to be generated.
+
+    They are none at the end of an epoch, and where a reopened group was finished and is kept.
+    """
     reopened = ctx.table.reopened
     if reopened is not None:
-        offered = ctx.gate.offer(reopened.prompt.epoch, ctx.table.tally)
-        return [await _readmit(ctx, reopened)] if offered else []
+        if not ctx.gate.offer(reopened.prompt.epoch, ctx.table.tally) or await spool.take_back(ctx, reopened):
+            return ()
+        return (await _readmit(ctx, reopened),)
     wave = await supply.wave(ctx, granted)
     if not wave or not ctx.gate.offer(wave[0].epoch, ctx.table.tally):
-        return []
+        return ()
     supply.take(len(wave))
     return await _admit(ctx, wave)
 
@@ -115,12 +122,12 @@ def _granted(ctx: RunContext) -> int:
     granted = ctx.admission.grants(table.tally, accepted=table.accepted, running=table.running)
     if granted <= 0:
         return 0
-    return ctx.sampler.admit(granted, open_groups(table, ctx.publication.serving), version=ctx.trained)
+    return ctx.sampler.admit(granted, OpenGroups(table, ctx.publication.serving), version=ctx.trained)
 
 
-async def _admit(ctx: RunContext, prompts: Sequence[Prompt]) -> list[LeaseId]:
+async def _admit(ctx: RunContext, prompts: Sequence[Prompt]) -> tuple[LeaseId, ...]:
     first = lease_number(ctx.table.next_lease_id())
-    leases = [LeaseId(f"L{number}") for number in range(first, first + len(prompts))]
+    leases = tuple(LeaseId(f"L{number}") for number in range(first, first + len(prompts)))
     size = ctx.cfg.group_size
     pairs = zip(leases, prompts, strict=True)
     await ctx.record(*(Admitted(lease_id=lease_id, prompt=prompt, group_size=size) for lease_id, prompt in pairs))

@@ -13,8 +13,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from conductor.abort import give_up, interrupt, restart
 from conductor.context import RunContext
+from conductor.core.groups import OpenGroups
 from conductor.core.lease import Lease, State
-from conductor.core.leases import open_groups
 from conductor.core.staleness import STRICT
 from protocols.errors import BudgetExhausted, InvariantError, Stalled
 from protocols.ledger import Claimed, EpochClosed
@@ -33,22 +33,18 @@ async def run(
 async def _claim_batches(ctx: RunContext, batches: MemoryObjectSendStream[DispatchId], group: TaskGroup) -> None:
     while True:
         complete = _epoch_complete(ctx)
-        if not (ctx.idle or complete):  # nothing to decide, so the open leases need not be looked through
-            await ctx.changed.wait()
-            continue
         if ctx.idle and await _set_aside(ctx):
             continue
-        ready = ctx.table.in_state(State.GRADED)
-        if ctx.idle and (batch := _select(ctx, ready, complete=complete)):
+        if ctx.idle and (batch := _select(ctx, complete=complete)):
             await _claim(ctx, batch, batches)
             if ctx.cfg.extra_groups:
                 await _end_surplus(ctx, group)
-        elif complete and not (ready or ctx.table.open_dispatches()):  # a step may give its groups back
+        elif complete and not _groups_left(ctx):
             if ctx.rollouts_done:
                 return
             await _close_epoch(ctx)
         elif complete and ctx.idle:
-            for lease in ready:
+            for lease in ctx.table.in_state(State.GRADED):
                 await give_up(ctx, lease, "remainder")
         else:
             await ctx.changed.wait()
@@ -65,9 +61,9 @@ async def _close_epoch(ctx: RunContext) -> None:
 
 
 async def _take_in(ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId]) -> None:
-    """Follow the stream to its end; what has come is graded in the table."""
+    """Follow the stream to its end; what has come is graded in the table, and the bell rang for it."""
     async for _ in graded:
-        ctx.changed.ring()
+        pass
     ctx.rollouts_done = True
     ctx.changed.ring()
 
@@ -77,16 +73,22 @@ def _epoch_complete(ctx: RunContext) -> bool:
     return ctx.rollouts_done or (ctx.gate.ended and not ctx.table.running)
 
 
+def _groups_left(ctx: RunContext) -> bool:
+    """Return whether there are groups to train, those included that a step may give back."""
+    return bool(ctx.table.count(State.GRADED) or ctx.table.open_dispatches())
+
+
 async def _set_aside(ctx: RunContext) -> bool:
     """Give up or begin anew what is too old to be trained now; returns whether there was anything."""
-    groups = open_groups(ctx.table, ctx.publication.serving)
+    groups = OpenGroups(ctx.table, ctx.publication.serving)
     stale = ctx.sampler.evict(groups, version=ctx.trained)
     again = [name for name in ctx.sampler.interrupt(groups, version=ctx.trained) if ctx.table[name].graded]
     for lease in map(ctx.table.__getitem__, stale):
         await give_up(ctx, lease, "stale")
     for lease in map(ctx.table.__getitem__, again):
         await restart(ctx, lease)
-    late = [lease for lease in ctx.table if lease.graded and lease.oldest < ctx.trained] if ctx.cfg.extra_groups else []
+    graded = ctx.table.in_state(State.GRADED) if ctx.cfg.extra_groups else ()
+    late = [lease for lease in graded if lease.version < ctx.trained]
     for lease in late:  # it was being graded when its batch was full without it
         await give_up(ctx, lease, "surplus")
     return bool(stale or again or late)
@@ -103,8 +105,9 @@ async def _end_surplus(ctx: RunContext, group: TaskGroup) -> None:
             ctx.start(group, f"interrupt {lease.lease_id}", interrupt, ctx, lease, "surplus")
 
 
-def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tuple[Lease, ...]:
+def _select(ctx: RunContext, *, complete: bool) -> tuple[Lease, ...]:
     """Return the groups of the next batch, oldest first; none while it is not full."""
+    ready = ctx.table.count(State.GRADED)  # a number: the open leases are looked through once for a batch
     wanted = ctx.admission.wanted(ctx.table.tally, ctx.table.unclaimed)
     if wanted <= 0 and not ready and not ctx.table.running:
         raise BudgetExhausted(
@@ -114,12 +117,12 @@ def _select(ctx: RunContext, ready: tuple[Lease, ...], *, complete: bool) -> tup
             field="filter.ceiling",
             last="the batch would be empty; filter.on_ceiling = 'keep' trains such groups as they are",
         )
-    if len(ready) >= max(1, wanted):
-        groups = open_groups(ctx.table, ctx.publication.serving)
+    if ready >= max(1, wanted):
+        groups = OpenGroups(ctx.table, ctx.publication.serving)
         chosen = ctx.sampler.select(groups, wanted=max(1, wanted), most=ctx.cfg.batch_groups, version=ctx.trained)
         return tuple(map(ctx.table.__getitem__, chosen))
     # what is carried over is trained too, where there is no next epoch
-    return ready if complete and ctx.cfg.remainder != "drop" else ()
+    return ctx.table.in_state(State.GRADED) if complete and ctx.cfg.remainder != "drop" else ()
 
 
 async def _claim(ctx: RunContext, batch: tuple[Lease, ...], batches: MemoryObjectSendStream[DispatchId]) -> None:
@@ -143,8 +146,8 @@ def _check_ages(ctx: RunContext, batch: tuple[Lease, ...]) -> None:
         return
     bound = math.ceil(ctx.cfg.max_age)
     for lease in batch:
-        if ctx.trained - lease.oldest > bound:
+        if ctx.trained - lease.version > bound:
             raise InvariantError(
-                f"{lease.lease_id} would be trained at v{ctx.trained} with tokens of v{lease.oldest}: "
+                f"{lease.lease_id} would be trained at v{ctx.trained} with tokens of v{lease.version}: "
                 f"staleness = '{ctx.cfg.staleness}' allows an age of {bound}"
             )

@@ -8,6 +8,7 @@ it is counted, unless the job says otherwise; only what proves us wrong ends the
 import anyio
 
 from conductor.abort import stop
+from conductor.bounded import within
 from conductor.context import RunContext
 from conductor.core.evaluation import (
     Evaluation,
@@ -21,7 +22,6 @@ from conductor.grading import grades_of
 from conductor.observe.metrics import evaluation_metrics
 from conductor.patience import release
 from conductor.ports import EvaluationPorts
-from protocols.aio import deadline
 from protocols.errors import (
     Aborted,
     CorruptLedger,
@@ -100,7 +100,7 @@ async def _evaluate(ctx: RunContext, version: WeightVersion) -> None:
     ctx.evaluation, ctx.evaluated = evaluation, version  # until it is over: a run that ends aborts it
     seconds = ctx.cfg.deadlines.evaluation
     try:
-        with ctx.waits.open("evaluation", f"v{version}", seconds), deadline(f"evaluation of v{version}", seconds):
+        with within(ctx.waits, "evaluation", f"v{version}", seconds):
             await _play_all(ctx, evaluation)
         if evaluation.running or evaluation.waiting:
             raise InvariantError(f"the evaluation of v{version} ended and its accounts do not: {evaluation}")

@@ -10,8 +10,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from conductor.abort import interrupt
 from conductor.context import RunContext
+from conductor.core.groups import OpenGroups
 from conductor.core.lease import Lease
-from conductor.core.leases import open_groups
 from conductor.patience import release
 from conductor.stages.evaluate import evaluate_if_due
 from protocols.messages import WeightVersion
@@ -30,7 +30,7 @@ async def run(ctx: RunContext, staged: MemoryObjectReceiveStream[WeightVersion])
 
 def over_age(ctx: RunContext) -> list[Lease]:
     """Return the groups that are being generated and would be too old if they went on."""
-    names = ctx.sampler.interrupt(open_groups(ctx.table, ctx.publication.serving), version=ctx.trained)
+    names = ctx.sampler.interrupt(OpenGroups(ctx.table, ctx.publication.serving), version=ctx.trained)
     return [lease for lease in map(ctx.table.__getitem__, names) if lease.generating]
 
 

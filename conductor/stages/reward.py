@@ -10,6 +10,7 @@ from typing import Literal
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from conductor import spool
 from conductor.abort import drop, prefix_of, retry
 from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
@@ -53,6 +54,7 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         await ctx.changed.wait()
         verdict = _judge(ctx, lease, rewards)
     if verdict == "train":
+        await spool.keep(ctx, receipt)  # before the record says so: a payload is released when its group is trained
         await ctx.record(event)
         await graded.send(lease_id)
         return

@@ -1,7 +1,7 @@
-"""Rollout: lease ids in, the ids of groups whose rollouts are finished out.
+"""Rollout: waves of lease ids in, the ids of groups whose rollouts are finished out.
 
-Each group is a task of its own; it waits for the executor, at most ``deadlines.group``. A failed attempt is
-aborted, then readmitted or dropped.
+That the attempts of a wave begin is written down together. Then each group is a task of its own; it waits for the
+executor, at most ``deadlines.group``. A failed attempt is aborted, then readmitted or dropped.
 """
 
 import anyio
@@ -9,6 +9,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from conductor.abort import drop, prefix_of, retry
 from conductor.context import RunContext
+from conductor.core.lease import Lease
 from protocols.errors import Aborted, DataFault, InvariantError, Transient
 from protocols.ledger import Generating
 from protocols.messages import LeaseId, WeightVersion
@@ -16,20 +17,26 @@ from protocols.rollouts import GroupReceipt, RolloutLease
 
 
 async def run(
-    ctx: RunContext, admitted: MemoryObjectReceiveStream[LeaseId], finished: MemoryObjectSendStream[LeaseId]
+    ctx: RunContext, admitted: MemoryObjectReceiveStream[tuple[LeaseId, ...]], finished: MemoryObjectSendStream[LeaseId]
 ) -> None:
     """Play the episodes of every lease that comes."""
     async with anyio.create_task_group() as group:
-        async for lease_id in admitted:
-            ctx.start(group, f"rollout {lease_id}", _play, ctx, lease_id, finished)
+        async for wave in admitted:
+            leases = [ctx.table[lease_id] for lease_id in wave]
+            await ctx.record(*(_begun(ctx, lease) for lease in leases if lease.lease_id not in ctx.ending))
+            for lease in leases:
+                ctx.start(group, f"rollout {lease.lease_id}", _play, ctx, lease, finished)
 
 
-async def _play(ctx: RunContext, lease_id: LeaseId, finished: MemoryObjectSendStream[LeaseId]) -> None:
-    lease = ctx.table[lease_id]
-    if lease_id in ctx.ending:
+def _begun(ctx: RunContext, lease: Lease) -> Generating:
+    return Generating(lease_id=lease.lease_id, attempt=lease.attempt, version=ctx.publication.serving)
+
+
+async def _play(ctx: RunContext, lease: Lease, finished: MemoryObjectSendStream[LeaseId]) -> None:
+    if not lease.generating:  # it was ended before it began
         await retry(ctx, lease, Aborted(prefix=prefix_of(ctx, lease)))
         return
-    await ctx.record(Generating(lease_id=lease_id, attempt=lease.attempt, version=ctx.publication.serving))
+    lease_id = lease.lease_id
     request = RolloutLease(
         lease_id=lease_id,
         attempt=lease.attempt,

@@ -16,6 +16,7 @@ from conductor.context import RunContext
 from conductor.core.lease import Lease, State
 from conductor.observe.metrics import age_metrics
 from conductor.patience import patiently, release
+from conductor.spool import sweep
 from conductor.stages.checkpoint import save_if_due
 from conductor.stages.evaluate import is_due
 from protocols.errors import InvariantError, PayloadLost, PortFailed, Transient, WorkerLost
@@ -61,6 +62,7 @@ async def run(
             }
             began = now
             await _close_step(ctx, batch, leases, report, times)
+            await sweep(ctx)
             await save_if_due(ctx)
         _wait_for_batch(ctx)
 

@@ -112,6 +112,7 @@ async def test_publishing_is_idempotent(open_controller: OpenController) -> None
 
 
 async def test_tokens_carry_the_version_that_made_them(open_controller: OpenController) -> None:
+    """I30: clients had to guess which weights made a token; the engine says it with each completion."""
     async with open_controller() as (controller, _):
         for version in (1, 2):
             await controller.publish(weights(version))

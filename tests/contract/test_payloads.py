@@ -1,5 +1,6 @@
 """What every payload store keeps to."""
 
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from backends.inproc.payloads import InprocPayloads
 from backends.processes.payloads import SharedPayloads
 from backends.sim.payloads import ScriptedPayloads
 from protocols.backend import PayloadPort
-from protocols.errors import WorkerLost
+from protocols.errors import InvariantError, PortFailed, WorkerLost
 from protocols.messages import PayloadRef
 from protocols.rollouts import GroupPayload, SamplePayload
 
@@ -97,7 +98,52 @@ async def test_what_was_never_put_is_lost(make_payloads: MakePayloads) -> None:
             await payloads.get(missing)
 
 
-async def test_every_call_reaches_a_checkpoint(make_payloads: MakePayloads) -> None:
+async def test_what_was_spooled_outlives_its_release_and_its_store(make_payloads: MakePayloads, tmp_path: Path) -> None:
+    """`durability = "groups"`: the process is gone, and the samples are the same to the last bit."""
+    payloads, path = make_payloads(), str(tmp_path / "L0.0")
+    await payloads.put(ref("p.1/L0/0/"), GROUP)
+    for _ in range(2):
+        await payloads.spool(ref("p.1/L0/0/"), path)
+    await payloads.release("p.1/")
+    assert os.listdir(tmp_path) == ["L0.0"]  # noqa: PTH208 - one name, and nothing half-written beside it
+    other = make_payloads()
+    for _ in range(2):
+        await other.unspool(ref("p.1/L0/0/"), path)
+    assert await other.get(ref("p.1/L0/0/")) == GROUP
+    assert await other.owners() == {"p.1/L0/0/"}
+
+
+async def test_every_flipped_byte_of_a_spooled_payload_is_found(make_payloads: MakePayloads, tmp_path: Path) -> None:
+    """A torn or damaged file is never taken for a group's samples."""
+    payloads, path = make_payloads(), tmp_path / "L0.0"
+    await payloads.put(ref("a"), GROUP)
+    await payloads.spool(ref("a"), str(path))
+    whole = path.read_bytes()
+    damaged = [whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :] for index in range(len(whole))]
+    for data in [*damaged, whole[:-1], whole[:3], b""]:
+        path.write_bytes(data)
+        with pytest.raises(WorkerLost, match=re.escape(str(path))):
+            await payloads.unspool(ref("b"), str(path))
+    path.unlink()
+    with pytest.raises(WorkerLost, match="cannot be read"):
+        await payloads.unspool(ref("b"), str(path))
+    assert await payloads.owners() == {"a"}
+
+
+async def test_what_cannot_be_spooled_says_why(make_payloads: MakePayloads, tmp_path: Path) -> None:
+    payloads = make_payloads()
+    await payloads.put(ref("a"), GROUP)
+    await payloads.put(ref("weights"), {"x": 1})
+    with pytest.raises(WorkerLost):
+        await payloads.spool(ref("b"), str(tmp_path / "b"))
+    with pytest.raises(PortFailed, match="could not be kept"):
+        await payloads.spool(ref("a"), str(tmp_path / "no folder" / "a"))
+    with pytest.raises(InvariantError, match="no payload of a group"):
+        await payloads.spool(ref("weights"), str(tmp_path / "weights"))
+    assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+async def test_every_call_reaches_a_checkpoint(make_payloads: MakePayloads, tmp_path: Path) -> None:
     payloads = make_payloads()
     await payloads.put(ref("a"), GROUP)
     calls = [
@@ -106,6 +152,9 @@ async def test_every_call_reaches_a_checkpoint(make_payloads: MakePayloads) -> N
         lambda: payloads.get(ref("missing")),
         lambda: payloads.release("missing"),
         payloads.owners,
+        lambda: payloads.spool(ref("a"), str(tmp_path / "a")),
+        lambda: payloads.spool(ref("missing"), str(tmp_path / "missing")),
+        lambda: payloads.unspool(ref("a"), str(tmp_path / "missing")),
     ]
     for call in calls:
         with anyio.CancelScope() as scope:

@@ -18,6 +18,8 @@ def test_a_run_that_is_killed_over_and_over_ends_as_one_that_is_not() -> None:
     command = [sys.executable, "-m", "benchmarks.kill_drill", "--kills", "16", "--seed", "3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)  # noqa: S603
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    *_, runs, last = done.stdout.splitlines()
+    assert not runs.endswith("; 0 groups restored")
+    found = json.loads(last)
     assert found.pop("reexecuted_max") <= 2
     assert found == {"kills": 16, "lost": 0, "twice": 0, "order_equal": True, "weights_equal": True}

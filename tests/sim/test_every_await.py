@@ -119,7 +119,7 @@ def disturbed(injection: Injection, worlds: list[World]) -> Iterator[tuple[str, 
 
 @pytest.mark.timeout(300)
 def test_a_failure_at_any_await_comes_out_unchanged(worlds: list[World]) -> None:
-    """Law 7, MECHANISMS.md: the planted error is what is raised, not a group and not a cancellation."""
+    """Law 7, I13, MECHANISMS.md: the planted error is what is raised, not a group and not a cancellation."""
     for place, outcome in disturbed("fail", worlds):
         assert isinstance(outcome.error, Planted) or _counted(outcome), f"{place}: {outcome}"
         assert outcome.seconds < LONGEST_S, place
@@ -128,7 +128,7 @@ def test_a_failure_at_any_await_comes_out_unchanged(worlds: list[World]) -> None
 
 @pytest.mark.timeout(300)
 def test_cancelling_the_scope_at_any_await_leaves_no_error(worlds: list[World]) -> None:
-    """Law 7: a scope's cancel ends the run as cancelled; only after the last await may it have finished."""
+    """Law 7, W06: a scope's cancel ends the run as cancelled; only after the last await may it have finished."""
     for place, outcome in disturbed("cancel_scope", worlds):
         assert outcome.error is None, f"{place}: {outcome}"
         assert outcome.cancelled or isinstance(outcome.value, RunResult), place

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import pytest
@@ -28,13 +29,15 @@ from tests.support.trials import Outcome, run_program
 pytestmark = pytest.mark.real_time
 
 PLACES = 8
+Durability = Literal["leases", "groups"]
 
 
 class Life:
     """One process: workloads of its own over a folder that outlives it."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, durability: Durability = "leases") -> None:
         self.run_dir = run_dir
+        self.durability: Durability = durability
         scripted = scripted_workloads(ScriptedPrompts(7, epochs=2), duration_s=lambda _: 0.0, rewards=troubled)
         self.trainer = ChainedTrainer(scripted.payloads, step_s=0.0)
         self.scripted: ScriptedWorkloads = replace(scripted, trainer=self.trainer)
@@ -45,7 +48,7 @@ class Life:
             steps=3,
             group_size=3,
             run_dir=str(self.run_dir),
-            checkpoint=CheckpointConfig(every=1, keep=1, compact_events=25),
+            checkpoint=CheckpointConfig(every=1, keep=1, compact_events=25, durability=self.durability),
             deadlines=Deadlines(abort=2.0, record=5.0),
             evaluation=EvaluationConfig(every=2, samples=2),
         )
@@ -77,24 +80,27 @@ def live(life: Life, injection: Injection, at: int | None) -> tuple[list[str], O
     return probe.sites, run_program(probed, make_loop)  # type: ignore[arg-type]
 
 
-def places(tmp_path: Path, injection: Injection) -> Iterator[int]:
-    sites, outcome = live(Life(tmp_path / "undisturbed"), injection, None)
+def places(tmp_path: Path, injection: Injection, durability: Durability) -> Iterator[int]:
+    sites, outcome = live(Life(tmp_path / "undisturbed", durability), injection, None)
     assert outcome.error is None
     assert len(sites) > 4 * PLACES, "the program has lost its awaits"
     return iter(range(1, len(sites), len(sites) // PLACES))
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("injection", ["fail", "cancel_scope", "cancel_main", "cancel_task"])
+@pytest.mark.parametrize(
+    ("injection", "durability"),
+    [("fail", "groups"), ("cancel_scope", "groups"), ("cancel_main", "groups"), ("cancel_task", "leases")],
+)
 def test_disturbed_at_an_await_it_ends_in_order_and_goes_on_to_the_same_end(
-    tmp_path: Path, injection: Injection
+    tmp_path: Path, injection: Injection, durability: Durability
 ) -> None:
     """Issue C: live requests empty, books balanced, the resumed run completes with the weights it would have had."""
     reference = Life(tmp_path / "reference")
     _, undisturbed = live(reference, injection, None)
     assert undisturbed.value is not None
-    for at in places(tmp_path, injection):
-        life = Life(tmp_path / str(at))
+    for at in places(tmp_path, injection, durability):
+        life = Life(tmp_path / str(at), durability)
         sites, outcome = live(life, injection, at)
         place = f"{at}: {sites[at - 1] if len(sites) >= at else 'not reached'}: {outcome}"
         assert_ended(injection, outcome, place)
@@ -105,7 +111,7 @@ def test_disturbed_at_an_await_it_ends_in_order_and_goes_on_to_the_same_end(
         assert table.accounts.balanced, place
         if injection != "fail" or "LedgerThread" not in place:  # after a failed append nothing is written any more
             assert all(lease.state is not State.GENERATING for lease in table), place
-        again = Life(life.run_dir)
+        again = Life(life.run_dir, durability)
         _, resumed = live(again, injection, None)
         assert resumed.error is None, f"{place}: {resumed}"
         assert resumed.value is not None

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from protocols.ledger import (
     Committed,
     Compacted,
     LedgerEvent,
+    Restored,
     Resumed,
     RunStarted,
     Stepped,
@@ -127,18 +129,26 @@ def assert_same(expected: tuple[RunResult, Lives], found: tuple[RunResult, Lives
     assert table.sample_accounts.balanced
 
 
-def test_killed_behind_any_event_it_trains_what_it_would_have_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("durability", ["leases", "groups"])
+def test_killed_behind_any_event_it_trains_what_it_would_have_trained(
+    tmp_path: Path, durability: Literal["leases", "groups"]
+) -> None:
     """I37, I38, I40, I47, I49, I52: filtered, dropped, retried and unreadable prompts, epochs and short batches."""
-    expected = reference(TROUBLED, build_troubled)
+    cfg = replace_checkpoint(TROUBLED, CheckpointConfig(every=2, durability=durability))
+    restored = 0
+    expected = reference(cfg, build_troubled)
     order = trained(expected[1].events)
     kinds = set()
     for number in range(1, len(expected[1].events)):
         kinds.add(type(expected[1].events[number - 1]))
         folder = tmp_path / str(number)
         folder.mkdir()
-        found = killed(TROUBLED, build_troubled, [number], folder)
+        found = killed(cfg, build_troubled, [number], folder)
         assert_same(expected, found)
         assert trained(found[1].events) == order, number
+        assert not found[1].spooled, number
+        restored += sum(isinstance(event, Restored) for event in found[1].events)
+    assert (restored > 0) == (durability == "groups")
     assert kinds >= {RunStarted, Admitted, Committed, Checkpointed, Stepped}
 
 
@@ -213,6 +223,7 @@ configs = st.builds(
         every=st.integers(0, 3),
         keep=st.integers(1, 3),
         compact_events=st.sampled_from([0, 0, 15]),
+        durability=st.sampled_from(["leases", "groups"]),
     ),
     filter=st.builds(
         FilterConfig,

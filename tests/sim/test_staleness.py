@@ -47,7 +47,7 @@ def trained_prompts(scripted: ScriptedWorkloads) -> Counter[str]:
 @pytest.mark.parametrize("policy", STRICT)
 @pytest.mark.parametrize("max_age", [1, 2.5, 4])
 async def test_no_group_is_trained_over_age(policy: str, max_age: float) -> None:
-    """Law 3, with a tail that admission alone would let age without bound."""
+    """Law 3, I33, with a tail that admission alone would let age without bound."""
     scripted = scripted_workloads(10_000, duration_s=tailed(), step_s=0.5)
     cfg = run_config(steps=40, batch_groups=8, slots=24, max_age=max_age, staleness=policy)
     result = await run_scripted(cfg, scripted)

@@ -35,7 +35,7 @@ def hangs_from(position: int) -> ScriptedWorkloads:
 
 
 async def test_the_verdict_names_groups_calls_ages_engines_and_what_would_unblock() -> None:
-    """I04, I09, I10: a trainer that polls an empty buffer for 3.7 hours, and nobody can say why."""
+    """I01, I04, I09, I10: a trainer that polls an empty buffer for 3.7 hours, and nobody can say why."""
     scripted, ledger = hangs_from(3), MemoryLedger()
     with pytest.raises(Stalled) as caught:
         await run_unvalidated(run_config(steps=5, deadlines=DEADLINES), scripted, ledger)

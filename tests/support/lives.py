@@ -99,6 +99,12 @@ class Lives:
     _run_dir: Path | None = None
     _count: int = 0
 
+    @property
+    def spooled(self) -> list[Path]:
+        """The files of finished groups that the last life left behind, in the order of admission."""
+        folder = (self._run_dir or self.folder) / "spool"
+        return sorted(folder.iterdir(), key=lambda path: int(path.stem.strip("L."))) if folder.exists() else []
+
     async def live(self, fatal: Fatal = never, *, stop_after_s: float = math.inf) -> RunResult | None:
         """Live until the record is ``fatal``, or somebody stops it; returns the result of a whole life.
 

@@ -8,6 +8,7 @@ import pytest
 from conductor.bounded import bounded
 from conductor.config import Deadlines
 from conductor.core.waits import Waits
+from protocols.aio import clock
 from protocols.errors import DeadlineExceeded, EngineBusy
 from protocols.inference import InferenceControllerPort, Sampling
 from protocols.messages import LeaseId, RegistrationKey
@@ -31,7 +32,7 @@ def lease(number: int) -> RolloutLease:
 
 async def test_an_open_call_is_known_and_cut_at_its_deadline() -> None:
     """I17: every wait is bounded and named."""
-    waits = Waits(anyio.current_time)
+    waits = Waits(clock())
     executor = bounded(
         RolloutExecutorPort, ScriptedExecutor(duration_s=lambda _: math.inf), Deadlines(group=30.0), waits
     )
@@ -49,7 +50,7 @@ async def test_an_open_call_is_known_and_cut_at_its_deadline() -> None:
 
 
 async def test_a_call_that_fails_is_not_open_any_more() -> None:
-    waits = Waits(anyio.current_time)
+    waits = Waits(clock())
     executor = ScriptedExecutor(failure=lambda _: EngineBusy(engine="e", waiting=1))
     with pytest.raises(EngineBusy):
         await bounded(RolloutExecutorPort, executor, Deadlines(), waits).generate(lease(0))
@@ -58,7 +59,7 @@ async def test_a_call_that_fails_is_not_open_any_more() -> None:
 
 async def test_whoever_watches_moves_nothing() -> None:
     """A status that is asked for every second would hide a run that stands still."""
-    waits = Waits(anyio.current_time)
+    waits = Waits(clock())
     inference = bounded(InferenceControllerPort, ScriptedInference(), Deadlines(), waits)
     await anyio.sleep(5.0)
     await inference.statuses()

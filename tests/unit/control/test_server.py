@@ -119,6 +119,7 @@ async def test_a_path_that_is_too_long_is_named_by_the_folder(tmp_path: Path) ->
 
 
 async def test_what_a_dead_run_left_is_replaced(tmp_path: Path) -> None:
+    """I74: after a crash the address was in use. Here it is a path, and nothing listens on a port of the network."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / SOCKET))
     assert client.ask(tmp_path, "status", patience_s=1.0) is None

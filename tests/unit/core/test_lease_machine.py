@@ -27,6 +27,7 @@ from protocols.ledger import (
     Graded,
     LedgerEvent,
     Readmitted,
+    Restored,
     Resumed,
     RunStarted,
     Stepped,
@@ -37,13 +38,14 @@ from protocols.prompts import Prompt, SourceState, TextPrompt
 from protocols.rollouts import GroupReceipt, SampleReceipt
 from protocols.tracking import StepRecord
 
-SAMPLE = SampleReceipt(tokens=1, segments=(Segment(version=WeightVersion(0), count=1),), finish="stop", preview="")
 PICK = st.integers(0, 10**6)
 
 
-def receipt_of(lease_id: LeaseId, attempt: int, samples: int) -> GroupReceipt:
+def receipt_of(lease_id: LeaseId, attempt: int, samples: int, version: int = 0) -> GroupReceipt:
     ref = PayloadRef(owner=f"policy.1/{lease_id}/{attempt}/", key="group")
-    return GroupReceipt(lease_id=lease_id, attempt=attempt, prompt_tokens=1, payload=ref, samples=(SAMPLE,) * samples)
+    segments = (Segment(version=WeightVersion(version), count=1),)
+    sample = SampleReceipt(tokens=1, segments=segments, finish="stop", preview="")
+    return GroupReceipt(lease_id=lease_id, attempt=attempt, prompt_tokens=1, payload=ref, samples=(sample,) * samples)
 
 
 class Leases(RuleBasedStateMachine):
@@ -57,10 +59,26 @@ class Leases(RuleBasedStateMachine):
         self.version = 0
         self.trained: list[tuple[int, tuple[LeaseId, ...]]] = []  # version after the step, its leases
         self.begun: set[int] = {0}
+        self.finished: dict[LeaseId, tuple[int, int]] = {}  # attempt, its newest weights: graded and not given up
         self.kept: list[int] = [0]
 
     def write(self, event: LedgerEvent) -> None:
         self.table.apply(event)
+        match event:
+            case Graded(lease_id=lease_id, receipt=receipt):
+                newest = max(segment.version for sample in receipt.samples for segment in sample.segments)
+                self.finished[lease_id] = (receipt.attempt, newest)
+            case Aborting(lease_id=lease_id) | Filtered(lease_id=lease_id) | Readmitted(lease_id=lease_id):
+                self.finished.pop(lease_id, None)
+            case Dropped(lease_id=lease_id):
+                self.finished.pop(lease_id, None)
+            case Committed(leases=leases):
+                for lease_id in leases:
+                    del self.finished[lease_id]
+            case Resumed(version=version):
+                self.finished = {name: made for name, made in self.finished.items() if made[1] <= version}
+            case _:
+                pass
         self.record.append(event)
         self.seen.append((len(self.record), self.table.compacted()))
 
@@ -93,7 +111,7 @@ class Leases(RuleBasedStateMachine):
     @rule(number=PICK, faults=st.integers(0, 1))
     def grade(self, number: int, faults: int) -> None:
         if lease := self.pick(number, State.GENERATING):
-            receipt = receipt_of(lease.lease_id, lease.attempt, lease.group_size)
+            receipt = receipt_of(lease.lease_id, lease.attempt, lease.group_size, self.version)
             self.table.deliver(receipt)
             fault = GradeFault(kind="raised", detail="")
             grades = ((fault,) * faults + (Grade(reward=1.0),) * lease.group_size)[: lease.group_size]
@@ -161,6 +179,19 @@ class Leases(RuleBasedStateMachine):
     def readmit(self, number: int) -> None:
         if lease := self.pick(number, State.ABORTED, State.REOPENED):
             self.write(Readmitted(lease_id=lease.lease_id, attempt=lease.attempt + 1))
+
+    @rule(number=PICK)
+    def restore(self, number: int) -> None:
+        """What was finished is graded again; what was given up, or made by weights that are gone, never."""
+        if lease := self.pick(number, *State):
+            finished = self.finished.get(lease.lease_id, (-1, 0))[0] == lease.attempt
+            if lease.state is State.REOPENED and finished:
+                self.write(Restored(lease_id=lease.lease_id))
+                assert lease.receipt == receipt_of(
+                    lease.lease_id, lease.attempt, lease.group_size, self.finished[lease.lease_id][1]
+                )
+            else:
+                self.refuse(Restored(lease_id=lease.lease_id))
 
     @rule(number=PICK)
     def drop(self, number: int) -> None:

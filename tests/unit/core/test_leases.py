@@ -24,6 +24,7 @@ from protocols.ledger import (
     Graded,
     LedgerEvent,
     Readmitted,
+    Restored,
     Resumed,
     RunStarted,
     Stepped,
@@ -82,7 +83,13 @@ PATH_TO: dict[State, tuple[LedgerEvent, ...]] = {
     State.CLAIMED: (admitted(L0), Generating(lease_id=L0, attempt=0), graded(L0), claimed(L0)),
     State.ABORTING: (admitted(L0), Aborting(lease_id=L0, reason="r")),
     State.ABORTED: (admitted(L0), Aborting(lease_id=L0, reason="r"), AbortConfirmed(lease_id=L0)),
-    State.REOPENED: (started(), admitted(L0), Resumed(version=WeightVersion(0))),
+    State.REOPENED: (
+        started(),
+        admitted(L0),
+        Generating(lease_id=L0, attempt=0),
+        graded(L0),
+        Resumed(version=WeightVersion(0)),
+    ),
 }
 
 STEP_TO: dict[State, LedgerEvent] = {
@@ -112,6 +119,8 @@ def test_exactly_the_transitions_of_the_table_are_possible(state: State, target:
     event = STEP_TO[target]
     if state is State.CLAIMED and target is State.GRADED:
         event = Unclaimed(dispatch_id=D0)
+    if state is State.REOPENED and target is State.GRADED:
+        event = Restored(lease_id=L0)
     if target in TRANSITIONS[state]:
         table.apply(event)
         assert target in SETTLED or table[L0].state is target
@@ -222,6 +231,17 @@ def test_a_life_that_was_killed_is_no_try_of_a_group() -> None:
     for event in retried:
         table.apply(event)
     assert (table[L0].attempt, table[L0].tries) == (2, 2)
+
+
+def test_what_a_reopened_group_had_is_kept_only_for_its_restoring() -> None:
+    """A reply of the life before, that comes after all, is nobody's; and restoring is no failure of the group."""
+    table = table_after(*PATH_TO[State.REOPENED])
+    with pytest.raises(InvariantError, match="cannot go from reopened to graded"):
+        table.apply(graded(L0))
+    table.apply(Restored(lease_id=L0))
+    assert (table[L0].state, table[L0].tries, table.accepted) == (State.GRADED, 1, 1)
+    with pytest.raises(InvariantError):
+        table.apply(Restored(lease_id=L0))
 
 
 def test_a_step_that_is_closed_while_a_batch_is_lent_is_refused() -> None:

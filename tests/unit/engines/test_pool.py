@@ -83,7 +83,7 @@ async def test_interrupted_requests_stand_still_and_keep_their_tokens() -> None:
 
 
 async def test_drained_requests_finish_under_the_weights_they_began_with() -> None:
-    """And those that come meanwhile wait for the new ones."""
+    """I23: those that come meanwhile wait for the new ones, or the drain would never end."""
     segments, seconds = await _segments_over_a_publish("drain")
     assert segments == (_segment(0, 10),)
     assert seconds == pytest.approx(14)
