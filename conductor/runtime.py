@@ -122,7 +122,7 @@ async def conduct(ctx: RunContext) -> RunResult:
             if ctx.cfg.lag_interval_s:
                 ctx.start(background, "lag monitor", ctx.lag.run, ctx.cfg.lag_interval_s)
             ctx.start(background, "watchdog", watch, ctx)
-            journal = Journal(trained=lambda: ctx.trained, record=ctx.record_incident)
+            journal = Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log)
             for failover in ctx.ports.failovers:
                 ctx.start(background, f"failover of {failover.role.name}", failover.run, journal)
             await _warm_up(ctx)

@@ -1,6 +1,5 @@
 """The members of one role."""
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from protocols.messages import WorkerId
@@ -21,7 +20,7 @@ class LifecyclePort(Protocol):
         """Return whether one member runs, by asking its launcher now."""
         ...
 
-    async def replace(self, members: Iterable[WorkerId]) -> None:
+    async def replace(self, members: tuple[WorkerId, ...]) -> None:
         """End some members, if anything of them runs, and launch them again in their places, under their own ids.
 
         Cancelling: some may be gone; ``stop`` and another ``replace`` find them so.

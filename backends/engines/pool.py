@@ -240,7 +240,8 @@ class EnginePool:
         """Take note that an engine is another process now, which serves nothing: its keeper lets it, alone."""
         for member in self._members:
             if member.name == worker:
-                member.lose()
+                member.lost = True
+                member.stale()
 
     def start(self, tasks: TaskGroup) -> None:
         """Start the keepers; they end with ``tasks``."""

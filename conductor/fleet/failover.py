@@ -6,7 +6,7 @@ from functools import partial
 from typing import Literal
 
 import anyio
-import structlog
+from structlog.typing import FilteringBoundLogger
 
 from conductor.core.failover import Raise, Restart, Situation, Strikes, decide
 from conductor.fleet.attendance import Attendance
@@ -17,8 +17,6 @@ from protocols.errors import ConductorError, DeadlineExceeded, PortFailed, Trans
 from protocols.fleet import Cause, PlannedRole
 from protocols.ledger import Incident
 from protocols.messages import WeightVersion, WorkerId
-
-log = structlog.get_logger(__name__)
 
 Probe = Callable[[WorkerId], Awaitable[object]]
 """Asks a worker something that takes no work."""
@@ -37,10 +35,12 @@ class Journal:
     Attributes:
         trained: The trainer's version.
         record: Writes an incident down.
+        log: The run's.
     """
 
     trained: Callable[[], WeightVersion]
     record: Callable[[Incident], Awaitable[None]]
+    log: FilteringBoundLogger
 
 
 @dataclass(kw_only=True)
@@ -124,13 +124,13 @@ class Failover:
         """
         with self.attendance.tended():
             tend = {f"failover of {self.role.name}": partial(self._tend, journal)}
-            await all_or_first(tend, beside=self._ask_all)
+            await all_or_first(tend, beside=partial(self._ask_all, journal))
 
     async def _tend(self, journal: Journal) -> None:
         while True:
-            await self._fail_over(await self._losses(), journal)
+            await self._fail_over(await self._losses(journal), journal)
 
-    async def _losses(self) -> dict[WorkerId, WorkerLost]:
+    async def _losses(self, journal: Journal) -> dict[WorkerId, WorkerLost]:
         """Wait until some workers are lost; whoever was only suspected is there again."""
         while True:
             with anyio.move_on_after(_LOOK_S):
@@ -140,7 +140,7 @@ class Failover:
             try:
                 losses = await self._group.losses()
             except Transient as exc:
-                log.warning("workers.not_polled", role=self.role.name, error=str(exc))
+                journal.log.warning("workers.not_polled", role=self.role.name, error=str(exc))
                 continue
             losses |= {worker: self._hanging(worker) for worker, times in self._silent.items() if times >= _SILENCES}
             for worker in suspected - losses.keys():
@@ -161,7 +161,7 @@ class Failover:
             left=len(self.members) - len(losses),
             details=[str(losses[worker]) for worker in lost],
         )
-        log.warning("failover.began", role=self.role.name, workers=lost, cause=cause, error=course.details[0])
+        journal.log.warning("failover.began", role=self.role.name, workers=lost, cause=cause, error=course.details[0])
         for worker in lost:
             self.attendance.leave(worker)
         try:
@@ -169,10 +169,10 @@ class Failover:
         except ConductorError as exc:
             course.level = "job"
             course.details.append(str(exc))
-            await journal.record(self._incident(course, "given_up"))
+            await self._close(course, "given_up", journal)
             raise
         self._welcome(course.lost)
-        await journal.record(self._incident(course, "restored"))
+        await self._close(course, "restored", journal)
 
     async def _restore(self, course: _Course, journal: Journal) -> None:
         """Do what is decided until the workers are there.
@@ -194,7 +194,7 @@ class Failover:
             except (Transient, PortFailed) as exc:
                 course.failure, cause = exc, _cause_of(exc)
                 course.details.append(str(exc))
-                log.warning("failover.failed", role=self.role.name, attempts=course.attempts, error=str(exc))
+                journal.log.warning("failover.failed", role=self.role.name, attempts=course.attempts, error=str(exc))
             else:
                 return
 
@@ -224,7 +224,7 @@ class Failover:
                 self.replaced(worker)
             self.attendance.come_back(worker)
 
-    def _incident(self, course: _Course, verdict: Literal["restored", "given_up"]) -> Incident:
+    async def _close(self, course: _Course, verdict: Literal["restored", "given_up"], journal: Journal) -> None:
         incident = Incident(
             role=self.role.name,
             workers=course.lost,
@@ -236,29 +236,29 @@ class Failover:
             version=course.version,
             seconds=anyio.current_time() - course.began,
         )
-        log.warning("failover.ended", **{name: getattr(incident, name) for name in _TOLD})
-        return incident
+        journal.log.warning("failover.ended", **{name: getattr(incident, name) for name in _TOLD})
+        await journal.record(incident)
 
     def _hanging(self, worker: WorkerId) -> WorkerLost:
         return WorkerLost(worker=worker, cause=f"it left {_SILENCES} probes of {self._answer_s:g} s unanswered")
 
-    async def _ask_all(self) -> None:
+    async def _ask_all(self, journal: Journal) -> None:
         """Ask every worker again and again whether it answers."""
         probe = self._probe
         if probe is None:
             await anyio.sleep_forever()
         else:
-            await self._ask_with(probe)
+            await self._ask_with(probe, journal)
 
-    async def _ask_with(self, probe: Probe) -> None:
+    async def _ask_with(self, probe: Probe, journal: Journal) -> None:
         while True:
             await anyio.sleep(_LOOK_S)
             there = [worker for worker in self.members if worker not in self.attendance.away]
-            await all_or_first({f"probe of {worker}": partial(self._ask, worker, probe) for worker in there})
+            await all_or_first({f"probe of {worker}": partial(self._ask, worker, probe, journal) for worker in there})
             if any(times >= _SILENCES for times in self._silent.values()):
                 self._hint.set()
 
-    async def _ask(self, worker: WorkerId, probe: Probe) -> None:
+    async def _ask(self, worker: WorkerId, probe: Probe, journal: Journal) -> None:
         try:
             with deadline(f"probe of {worker}", self._answer_s):
                 await probe(worker)
@@ -268,7 +268,7 @@ class Failover:
         except WorkerLost:
             self.suspect(worker)
         except ConductorError as exc:
-            log.warning("probe.refused", worker=worker, error=str(exc))
+            journal.log.warning("probe.refused", worker=worker, error=str(exc))
         self._silent[worker] = 0
 
 

@@ -1,6 +1,6 @@
-"""One role's workers: launched as a whole or not at all, and ended in the reverse order, whatever happens."""
+"""One role's workers: launched as a whole or not at all, and ended whatever happens."""
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -69,7 +69,7 @@ class WorkerGroup:
             behind = ", ".join(member for member in self.members if member not in self._up)
             raise DeadlineExceeded(what=f"the launch of {behind}", deadline_s=start_s)
 
-    async def replace(self, members: Iterable[WorkerId]) -> None:
+    async def replace(self, members: tuple[WorkerId, ...]) -> None:
         """End some members, if anything of them runs, and launch them again in their places, under their own ids.
 
         Cancelling: some may be gone; ``stop`` and another ``replace`` find them so.
@@ -113,7 +113,7 @@ class WorkerGroup:
         Raises:
             PortFailed: Some could not be ended; it names them.
         """
-        await undo_each(self.members[::-1], lambda member: self._launcher.kill(WorkerId(member)))
+        await undo_each(self.members, lambda member: self._launcher.kill(WorkerId(member)))
 
     async def _launch(self, members: Sequence[WorkerId]) -> None:
         acts = {f"launch of {member}": partial(self._launch_one, member) for member in members}

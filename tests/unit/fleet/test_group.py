@@ -193,7 +193,7 @@ async def test_a_failing_teardown_does_not_replace_the_error_before_it() -> None
     with pytest.raises(KeyError) as caught:
         async with open_group(rollouts(), launcher, SITE, start_s=START_S, stop_s=STOP_S):
             raise KeyError("the run's own")
-    assert "could not end rollout/1 (the node does not answer), rollout/0" in caught.value.__notes__[0]
+    assert "could not end rollout/0 (the node does not answer), rollout/1" in caught.value.__notes__[0]
 
 
 async def test_a_failing_teardown_alone_is_an_error() -> None:
