@@ -219,8 +219,8 @@ class RunConfig(Message, frozen=True, kw_only=True):
         deadlines: How long a wait may take.
         fleet: Where workers run, and with what.
         lag_interval_s: Seconds between two measurements of the event loop's lag; 0 measures none.
-        freeze_gc: After warm-up, hide what is alive from the garbage collector until the run ends. It is the
-            whole process's setting; a full collection with torch loaded stops everything for 0.1 s or more.
+        freeze_gc: After warm-up, hide what is alive from the garbage collector and let it look at the rest seldom,
+            until the run ends. It is the whole process's setting; see ``conductor.collector``.
         registration: The tenant of the engines.
         run_dir: Where the run writes; None writes nothing: there is no checkpoint, and no resume.
         job_dir: Folder that relative paths start from; None: the working folder.

@@ -17,7 +17,7 @@ class Failures:
         return bool(self._failures)
 
     def remember(self, name: str, error: Exception) -> None:
-        """Remember a failure on its way out: what fails from now on came later. Of a group, its unknown leaves."""
+        """Remember a failure on its way out: what fails from now on came later. Of a group, its new leaves."""
         for leaf in _leaves(error):
             if isinstance(leaf, Exception) and not self._knows(leaf):
                 self._failures.append((name, leaf))

@@ -1,6 +1,5 @@
 """One run: ports open, the stages in one root task group, the first failure out, nothing left behind."""
 
-import gc
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TypeVar
@@ -10,6 +9,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from structlog.typing import FilteringBoundLogger
 
 from conductor.bootstrap import open_ports, sampler_of
+from conductor.collector import seldom_collected
 from conductor.config import RunConfig
 from conductor.context import RunContext
 from conductor.control.desk import Desk
@@ -114,7 +114,7 @@ def make_context(
 
 
 async def conduct(ctx: RunContext) -> RunResult:
-    """Warm up, run the stages, save; on any way out settle what is lent and unfreeze what was frozen."""
+    """Warm up, run the stages, save; on any way out settle what is lent."""
     error: BaseException | None = None
     seconds = 0.0
     try:
@@ -126,20 +126,19 @@ async def conduct(ctx: RunContext) -> RunResult:
             for failover in ctx.ports.failovers:
                 ctx.start(background, f"failover of {failover.role.name}", failover.run, journal)
             await _warm_up(ctx)
-            ctx.began = anyio.current_time()
-            await _run_stages(ctx)
-            seconds = ctx.seconds
-            ctx.enter("saving")
-            await save_checkpoint(ctx)
-            await evaluate_last(ctx)
+            with seldom_collected(ctx.cfg.freeze_gc):
+                ctx.began = anyio.current_time()
+                await _run_stages(ctx)
+                seconds = ctx.seconds
+                ctx.enter("saving")
+                await save_checkpoint(ctx)
+                await evaluate_last(ctx)
             background.cancel_scope.cancel()
         _check_books(ctx)
     except BaseException as exc:
         error = exc
         raise
     finally:
-        if ctx.cfg.freeze_gc:
-            gc.unfreeze()
         with anyio.move_on_after(2 * ctx.cfg.deadlines.abort, shield=True) as scope:
             await _settle(ctx, error)
         if scope.cancelled_caught:
@@ -166,16 +165,13 @@ def _result(ctx: RunContext, seconds: float) -> RunResult:
 
 
 async def _warm_up(ctx: RunContext) -> None:
-    """Give the engines the trainer's weights, and keep the collector away from what will not go away."""
+    """Give the engines the trainer's weights."""
     await restore(ctx)
     ctx.enter("warming up")
     await draw_prompts(ctx)
     manifest = await train.stage_weights(ctx)
     await begin(ctx, manifest.version)
     await publish.publish_pending(ctx)
-    if ctx.cfg.freeze_gc:
-        gc.collect()
-        gc.freeze()
     ctx.log.info("run.started", name=ctx.cfg.name, version=manifest.version, tensors=manifest.tensors)
 
 

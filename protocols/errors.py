@@ -6,6 +6,7 @@
      +- Transient             retry elsewhere, within a budget that progress refills
      |   +- WorkerLost            an engine or another worker is gone
      |   +- PayloadLost           bulk data is gone or damaged: its work is to be done again
+     |   +- PeersLost             others that worked on the same are gone
      |   +- EngineBusy            an engine's queue is full
      |   +- EngineStale           an engine holds no confirmed weights
      |   +- DeadlineExceeded      a named wait reached its deadline
@@ -67,6 +68,10 @@ class PayloadLost(Transient):
         super().__init__(f"the payload of {owner} is lost: {cause}")
         self.owner = owner
         self.cause = cause
+
+
+class PeersLost(Transient):
+    """Others that worked on the same went, or did not come; what ended them is the cause."""
 
 
 class EngineBusy(Transient):

@@ -206,8 +206,8 @@ class RankPort(TrainerPort, Protocol):
     """One of several processes that train one policy together, each its share of every batch.
 
     After ``join``, ``accumulate``, ``apply``, ``train_step`` are called on all ranks at once with the same batch, and
-    all give the same report. A rank whose call fails or is cancelled leaves the others, whose calls then fail; what
-    follows is another ``join``. ``stage_weights`` and ``save`` are called on any one of them.
+    all give the same report. A rank whose call fails or is cancelled leaves the others, whose calls then fail with
+    ``PeersLost``; what follows is another ``join``. ``stage_weights`` and ``save`` are called on any one of them.
     """
 
     async def standing(self) -> Standing:
@@ -224,6 +224,6 @@ class RankPort(TrainerPort, Protocol):
         Cancelling: it has joined nobody.
 
         Raises:
-            Transient: Some did not come.
+            PeersLost: Some did not come.
         """
         ...

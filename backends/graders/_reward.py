@@ -43,17 +43,22 @@ class Reward:
     Args:
         function: ``(prompt, completion, **fields)`` -> a number, a dict with ``reward`` and further
             numbers, or ``(reward, parts)``; or an async function of that kind.
+
+    Attributes:
+        is_async: Whether the function is to be awaited.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._takes = _parameters(function)
-
-    @property
-    def is_async(self) -> bool:
-        """Whether the function is to be awaited."""
-        call = getattr(self._function, "__call__", None)  # noqa: B004 - an object with an async __call__
-        return inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(call)
+        self._takes_any = any(one.kind is one.VAR_KEYWORD for one in self._takes.values())
+        self._needs = tuple(
+            name
+            for name, one in self._takes.items()
+            if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY} and one.default is one.empty
+        )
+        call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
     def impossible(self) -> str | None:
         """Return why the function can never be called, whatever the prompts have; None: it can."""
@@ -64,10 +69,6 @@ class Reward:
             return "it has no parameter 'completion'"
         return None
 
-    @property
-    def _takes_any(self) -> bool:
-        return any(one.kind is one.VAR_KEYWORD for one in self._takes.values())
-
     def arguments(self, task: Task, index: int) -> dict[str, Any]:
         """Return the arguments for one completion.
 
@@ -75,9 +76,8 @@ class Reward:
             MissingField: The function wants what the prompt does not have.
         """
         there = {**task.fields, "prompt": task.prompt, "completion": task.completions[index]}
-        for name, parameter in self._takes.items():
-            named = parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
-            if named and parameter.default is parameter.empty and name not in there:
+        for name in self._needs:
+            if name not in there:
                 has = ", ".join(sorted(there))
                 raise MissingField(f"the reward wants '{name}', which the prompt does not have (it has: {has})")
         return there if self._takes_any else {name: value for name, value in there.items() if name in self._takes}

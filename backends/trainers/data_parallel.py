@@ -10,7 +10,7 @@ import structlog
 from anyio.lowlevel import checkpoint
 
 from protocols.aio import owned
-from protocols.errors import ConductorError, PortFailed, Transient, WorkerLost
+from protocols.errors import ConductorError, PeersLost, PortFailed, Transient, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, WeightVersion, WorkerId
 from protocols.training import (
@@ -162,7 +162,10 @@ class DataParallel:
         return await self._all(call)
 
     async def _all(self, call: Callable[[RankPort], Awaitable[T]]) -> list[T]:
-        """Call every rank at once; where one fails, the others are cancelled and what they say of it is left out."""
+        """Call every rank at once.
+
+        Where one fails, the others are cancelled. One that lost the others is no reason: whoever left them has one.
+        """
         results: dict[WorkerId, T] = {}
         failures: list[ConductorError] = []
 
@@ -171,7 +174,8 @@ class DataParallel:
                 results[name] = await owned(f"a step of {name}", partial(call, rank))
             except ConductorError as exc:
                 failures.append(_of_rank(name, exc))
-                group.cancel_scope.cancel()
+                if not isinstance(exc, PeersLost):
+                    group.cancel_scope.cancel()
 
         together, self._together = self._together, False
         async with anyio.create_task_group() as group:
@@ -200,18 +204,14 @@ class DataParallel:
 _: type[TrainerPort] = DataParallel
 
 
-class _RankLost(Transient):
-    """One of the ranks is gone, and the trainer is not."""
-
-
 def _of_rank(name: WorkerId, failure: ConductorError) -> ConductorError:
     if not isinstance(failure, WorkerLost):
         return failure
-    lost = _RankLost(f"the rank {name} is lost: {failure.cause}")
+    lost = Transient(f"the rank {name} is lost: {failure.cause}")
     lost.__cause__ = failure
     return lost
 
 
 def _cause(failures: list[ConductorError]) -> ConductorError:
-    """Return what went wrong first: a lost rank makes the others fail who wait for it."""
-    return next((one for one in failures if isinstance(one, _RankLost)), failures[0])
+    """Return what went wrong first: whoever failed made the others fail who waited for it."""
+    return next((one for one in failures if not isinstance(one, PeersLost)), failures[0])

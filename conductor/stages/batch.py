@@ -16,6 +16,7 @@ from conductor.context import RunContext
 from conductor.core.groups import OpenGroups
 from conductor.core.lease import Lease, State
 from conductor.core.staleness import STRICT
+from conductor.streams import at_hand
 from protocols.errors import BudgetExhausted, InvariantError, Stalled
 from protocols.ledger import Claimed, EpochClosed
 from protocols.messages import DispatchId, LeaseId
@@ -63,7 +64,7 @@ async def _close_epoch(ctx: RunContext) -> None:
 async def _take_in(ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId]) -> None:
     """Follow the stream to its end; what has come is graded in the table, and the bell rang for it."""
     async for _ in graded:
-        pass
+        at_hand(graded)
     ctx.rollouts_done = True
     ctx.changed.ring()
 

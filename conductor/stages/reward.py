@@ -17,6 +17,7 @@ from conductor.context import RunContext
 from conductor.core.lease import RUNNING, Lease
 from conductor.grading import grades_of
 from conductor.patience import release
+from conductor.streams import at_hand
 from protocols.errors import BudgetExhausted, Transient
 from protocols.grading import Grade, GradeFault
 from protocols.ledger import Filtered, Graded
@@ -30,8 +31,9 @@ async def run(
 ) -> None:
     """Grade every group that comes."""
     async with anyio.create_task_group() as group:
-        async for lease_id in finished:
-            ctx.start(group, f"reward {lease_id}", _grade, ctx, lease_id, graded)
+        async for first in finished:
+            for lease_id in (first, *at_hand(finished)):
+                ctx.start(group, f"reward {lease_id}", _grade, ctx, lease_id, graded)
 
 
 async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStream[LeaseId]) -> None:

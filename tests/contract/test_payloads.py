@@ -133,14 +133,16 @@ async def test_every_flipped_byte_of_a_spooled_payload_is_found(make_payloads: M
 async def test_what_cannot_be_spooled_says_why(make_payloads: MakePayloads, tmp_path: Path) -> None:
     payloads = make_payloads()
     await payloads.put(ref("a"), GROUP)
-    await payloads.put(ref("weights"), {"x": 1})
+    await payloads.put(ref("weights"), {"x": b"1"})
+    folder = tmp_path / "spool"
+    folder.mkdir()
     with pytest.raises(WorkerLost):
-        await payloads.spool(ref("b"), str(tmp_path / "b"))
+        await payloads.spool(ref("b"), str(folder / "b"))
     with pytest.raises(PortFailed, match="could not be kept"):
-        await payloads.spool(ref("a"), str(tmp_path / "no folder" / "a"))
+        await payloads.spool(ref("a"), str(folder / "no folder" / "a"))
     with pytest.raises(InvariantError, match="no payload of a group"):
-        await payloads.spool(ref("weights"), str(tmp_path / "weights"))
-    assert os.listdir(tmp_path) == []  # noqa: PTH208
+        await payloads.spool(ref("weights"), str(folder / "weights"))
+    assert os.listdir(folder) == []  # noqa: PTH208
 
 
 async def test_every_call_reaches_a_checkpoint(make_payloads: MakePayloads, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from protocols.errors import InvariantError, Transient
+from protocols.errors import InvariantError, PeersLost
 from protocols.training import JoinRequest
 
 _BUCKET_BYTES = 32 << 20
@@ -51,7 +51,7 @@ class Ranks:
         """Leave the generation before, meet the others of the new one.
 
         Raises:
-            Transient: Not all of them came in time.
+            PeersLost: Not all of them came in time.
         """
         self.leave()
         self.rank, self.world = request.rank, request.world
@@ -126,7 +126,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as exc:  # all that torch says when a peer is gone, or does not come
-            raise Transient(f"rank {self.rank} of {self.world} lost the others: {exc}") from exc
+            raise PeersLost(f"rank {self.rank} of {self.world} lost the others: {exc}") from exc
 
     def _all(self, value: Any) -> list[Any]:
         if not self._among_others():

@@ -65,6 +65,7 @@ EXITS = {
     "Transient": 3,
     "WorkerLost": 3,
     "PayloadLost": 3,
+    "PeersLost": 3,
     "EngineBusy": 3,
     "EngineStale": 3,
     "DeadlineExceeded": 3,

@@ -5,7 +5,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from backends.trainers.data_parallel import DataParallel
-from protocols.errors import BudgetExhausted, PortFailed, Transient, WorkerLost
+from protocols.errors import BudgetExhausted, PeersLost, PortFailed, Transient, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, PayloadRef, WeightVersion, WorkerId
 from protocols.training import (
@@ -46,7 +46,7 @@ class Meeting:
         try:
             while len(self.waiting) < world:
                 if len(self.members) < world:
-                    raise Transient("connection closed by peer")
+                    raise PeersLost("connection closed by peer")
                 await self.changed.wait()
             await checkpoint()
         finally:
@@ -200,7 +200,7 @@ async def test_a_lost_rank_costs_the_step_under_way_at_most(victim: WorkerId, wh
     fleet = Fleet()
     await _step(fleet, 0)
     fleet.ranks[victim].dies_in = when
-    with anyio.fail_after(5), pytest.raises(Transient) as failed:
+    with anyio.fail_after(5), pytest.raises(Transient, match="is lost") as failed:
         await _step(fleet, 1)
     assert not isinstance(failed.value, WorkerLost), "which would say that the trainer is gone"
     outcome = await fleet.trainer.outcome(_batch(1).dispatch_id)
@@ -232,10 +232,10 @@ async def test_a_budget_ends_the_restarts() -> None:
     fleet = Fleet(budget=2)
     for _ in range(2):
         fleet.ranks[NAMES[2]].dies_in = "train_step"
-        with pytest.raises(Transient):
+        with pytest.raises(Transient, match="is lost"):
             await _step(fleet, 0)
     fleet.ranks[NAMES[2]].dies_in = "train_step"
-    with pytest.raises(Transient):
+    with pytest.raises(Transient, match="is lost"):
         await _step(fleet, 0)
     with pytest.raises(BudgetExhausted):
         await _step(fleet, 0)
@@ -246,7 +246,7 @@ async def test_where_nobody_holds_a_whole_version_only_a_checkpoint_leads_on(har
     fleet = Fleet()
     await _step(fleet, 0)
     fleet.ranks[NAMES[0]].dies_in = "train_step"
-    with pytest.raises(Transient):
+    with pytest.raises(Transient, match="is lost"):
         await _step(fleet, 1)
     for rank in list(fleet.ranks.values())[1:]:
         if harm == "all lost":
