@@ -1,6 +1,7 @@
 """Opening a workload, wherever it is hosted."""
 
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -26,6 +27,10 @@ PORTS: dict[str, type] = {
 def opened(spec: WorkloadSpec, host: Host) -> AbstractAsyncContextManager[Any]:
     """Return the context of a workload's adapter, not entered yet.
 
+    Args:
+        spec: The workload; its place in the plan is added to what ``host`` says.
+        host: What it finds there.
+
     Raises:
         UserError: There is no such adapter, or its options are wrong.
     """
@@ -36,7 +41,7 @@ def opened(spec: WorkloadSpec, host: Host) -> AbstractAsyncContextManager[Any]:
         raise UserError(str(exc.problem)) from exc
     except msgspec.ValidationError as exc:
         raise UserError(f"the options of [{spec.section}] do not fit {spec.adapter.kind!r}: {exc}") from exc
-    return adapter.open(cfg, host)
+    return adapter.open(cfg, replace(host, devices=spec.devices, ranks=spec.ranks))
 
 
 def not_opened(spec: WorkloadSpec, failure: Exception | None) -> ConductorError:

@@ -36,7 +36,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from protocols.backend import PayloadPort
+from protocols.backend import PayloadPort, Ranks
 from protocols.errors import Problem
 from protocols.inference import InferenceControllerPort
 from protocols.sections import Site
@@ -70,11 +70,15 @@ class Host:
         site: Facts about the run.
         payloads: The payload store.
         inference: The inference controller; None where the workload was launched before it.
+        devices: Numbers of the accelerators that it may use, the first one its own; none: it computes on the CPU.
+        ranks: Where it stands among the other workers; None: it was opened by itself.
     """
 
     site: Site
     payloads: PayloadPort
     inference: InferenceControllerPort | None = None
+    devices: tuple[int, ...] = ()
+    ranks: Ranks | None = None
 
 
 class Adapter(Protocol):

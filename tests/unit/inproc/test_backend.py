@@ -1,16 +1,20 @@
 """What is special about the backend of one process."""
 
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import cast
 
 import anyio
+import msgspec
 import pytest
 
 from backends import inproc
 from backends._hosting import PORTS
 from backends.inproc.payloads import InprocPayloads
-from protocols.adapters import ROOMS, known_kinds
-from protocols.backend import Backend, ReserveRequest, Resources, WorkloadSpec
+from protocols.adapters import ROOMS, Host, known_kinds
+from protocols.backend import Backend, Ranks, ReserveRequest, Resources, WorkloadSpec
 from protocols.errors import ForeignCancellation, Infeasible
 from protocols.grading import Grade, GradeReport, GradeRequest
 from protocols.messages import LeaseId, Message, PayloadRef, WorkerId
@@ -87,6 +91,32 @@ async def test_this_machine_is_one_node() -> None:
             )
         assert refused.value.available == len(node.cpus)
     assert not inproc.check(inproc.Config(), Site(job_dir="/"))
+
+
+HANDED: list[Host] = []
+
+
+@asynccontextmanager
+async def _keep(_cfg: object, host: Host) -> AsyncGenerator[object]:
+    HANDED.append(host)
+    yield object()
+
+
+KEEPER = SimpleNamespace(Config=Message, check=lambda _cfg, _site: (), open=_keep)
+
+
+@pytest.mark.parametrize("encode", [False, True])
+async def test_a_workload_is_told_its_place_in_the_plan(encode: bool) -> None:
+    """W16: whoever computes in ranks must not work its own out from its name."""
+    HANDED.clear()
+    ranks = Ranks(world=3, role=1, node=0, local=3)
+    placed = msgspec.structs.replace(
+        spec(), adapter=Section(kind=f"{__name__}:KEEPER"), devices=(2, 3), ranks=ranks, cpus=(1,)
+    )
+    async with inproc.open(inproc.Config(encode_messages=encode), Site(job_dir="/")) as backend:
+        await backend.launcher.launch(placed)
+    (host,) = HANDED
+    assert (host.devices, host.ranks) == ((2, 3), ranks)
 
 
 @pytest.mark.parametrize("encode", [False, True])
