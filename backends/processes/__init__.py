@@ -10,23 +10,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
-import anyio
-import anyio.to_thread
 from msgspec import Meta
 
 from backends._machine import MachinePlacement, accelerators, memory_gib, usable_cpus
 from backends.processes.launcher import Manner, open_launcher
 from backends.processes.payloads import SharedPayloads
-from backends.processes.state import State, default_place, make_state, remove_state, sweep
-from protocols.aio import bounded_shield
+from backends.processes.state import default_place, open_state
 from protocols.backend import Backend, Resources
-from protocols.errors import PortFailed, Problem
+from protocols.errors import Problem
 from protocols.messages import Message
 from protocols.sections import Site
 
 Seconds = Annotated[float, Meta(gt=0)]
-
-_REMOVE_S = 10.0
 
 
 class Config(Message, frozen=True, kw_only=True):
@@ -72,34 +67,14 @@ async def open(cfg: Config, site: Site) -> AsyncGenerator[Backend]:  # noqa: A00
     place = Path(site.job_dir) / cfg.payload_dir if cfg.payload_dir is not None else default_place()
     cpus = usable_cpus()
     total = Resources(cpus=len(cpus), accelerators=len(accelerators()), memory_gib=memory_gib())
-    async with _open_state(place) as state:
-        manner = Manner(
-            heartbeat_s=cfg.heartbeat_s,
-            patience_s=cfg.patience_s,
-            compute_processes=cfg.compute_processes,
-            reserve_bytes=cfg.payload_reserve_bytes,
-        )
+    manner = Manner(
+        heartbeat_s=cfg.heartbeat_s,
+        patience_s=cfg.patience_s,
+        compute_processes=cfg.compute_processes,
+        reserve_bytes=cfg.payload_reserve_bytes,
+    )
+    with open_state(place) as state:
         async with open_launcher(state, manner) as launcher:
             payloads = SharedPayloads(state.payloads, manner.reserve_bytes)
             placement = MachinePlacement(total, cpus, own_processes=True)
             yield Backend(placement=placement, launcher=launcher, payloads=payloads)
-
-
-@asynccontextmanager
-async def _open_state(place: Path) -> AsyncGenerator[State]:
-    made: list[State] = []  # filled in the thread: a cancellation must not lose what was made there
-
-    def make() -> None:
-        sweep(place)
-        made.append(make_state(place))
-
-    try:
-        try:
-            await anyio.to_thread.run_sync(make)
-        except OSError as exc:
-            raise PortFailed(f"there is no place for bulk data in {place}: {exc}") from exc
-        yield made[0]
-    finally:
-        with bounded_shield(_REMOVE_S):
-            for state in made:
-                await anyio.to_thread.run_sync(remove_state, state)

@@ -62,7 +62,7 @@ class Channel:
         self.received = 0
 
     async def call(self, body: bytes) -> bytes:
-        """Send a call and wait for its answer.
+        """Send a call and wait for its answer; it is on its way before this first yields, unless others wait before it.
 
         Cancelling: the other end is told; nobody waits for what it does then.
 

@@ -15,7 +15,7 @@ from backends.processes.child import start_child
 from backends.processes.output import LogFile, Output, to_stderr
 from backends.processes.process import WorkerProcess
 from backends.processes.state import State
-from protocols.aio import bounded_shield, open_tasks, owned
+from protocols.aio import open_tasks
 from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
 from protocols.errors import InvariantError, PortFailed, Transient, WorkerLost
 from protocols.inference import InferenceControllerPort
@@ -81,7 +81,7 @@ class ProcessLauncher:
         try:
             await worker.open(order)
         except BaseException:
-            with bounded_shield(self._manner.patience_s + _MARGIN_S):
+            with anyio.move_on_after(self._manner.patience_s + _MARGIN_S, shield=True):
                 await self.kill(spec.worker_id)
             raise
 
@@ -109,10 +109,13 @@ class ProcessLauncher:
         )
 
     async def call(self, worker_id: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a workload's method; see ``LauncherPort.call``. It ends when the process does."""
+        """Call a workload's method; see ``LauncherPort.call``. It ends when the process does.
+
+        It is on its way before this first yields: an abort is submitted before anything is awaited.
+        """
         worker = self._workers.get(worker_id)
-        await checkpoint()
         if worker is None:
+            await checkpoint()
             raise WorkerLost(worker=worker_id, cause="no such worker")
         return await worker.call(method, args)
 
@@ -168,8 +171,8 @@ async def open_launcher(state: State, manner: Manner) -> AsyncGenerator[ProcessL
             yield launcher
         finally:
             try:
-                with bounded_shield(manner.patience_s + _MARGIN_S):
-                    await owned("end of the workers", launcher.end_all)
+                with anyio.move_on_after(manner.patience_s + _MARGIN_S, shield=True):
+                    await launcher.end_all()
             finally:
                 launcher.expose()
                 tasks.cancel_scope.cancel()

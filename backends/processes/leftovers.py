@@ -2,7 +2,7 @@
 
 What a worker starts inherits its environment, and with it ``MARK``. That names a folder that no other run ever has, so
 nothing foreign is found, whatever became of its number; and what left the worker's group, or outlived the worker, is
-found all the same. Plain blocking functions, for a thread.
+found all the same. Plain blocking functions.
 """
 
 import os

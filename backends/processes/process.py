@@ -95,11 +95,14 @@ class WorkerProcess:
         try:
             await call_port(self._channel, "host", Codec(HostPort), "open", (order,))
         except ChannelEnded as exc:
-            if self._closing.is_set():
-                raise not_opened(self._spec, None) from exc
-            await self._ended.wait()
-            raise not_opened(self._spec, ProcessEnded(self._cause())) from exc
-        self._opened = True
+            ended = exc
+        else:
+            self._opened = True
+            return
+        if self._closing.is_set():
+            raise not_opened(self._spec, None) from ended
+        await self._ended.wait()
+        raise not_opened(self._spec, ProcessEnded(self._cause())) from ended
 
     async def call(self, method: str, args: tuple[Any, ...]) -> Any:
         """Call a method of its workload.
@@ -114,9 +117,10 @@ class WorkerProcess:
         try:
             return await call_port(self._channel, "workload", self._codec, method, args)
         except ChannelEnded as exc:
-            if not self._closing.is_set():
-                await self._ended.wait()
-            raise WorkerLost(worker=self._spec.worker_id, cause=self._cause()) from exc
+            ended = exc
+        if not self._closing.is_set():
+            await self._ended.wait()
+        raise WorkerLost(worker=self._spec.worker_id, cause=self._cause()) from ended
 
     async def end(self) -> None:
         """End its calls, let it close, and end it by force when that takes too long. Idempotent.

@@ -2,19 +2,24 @@
 
 It exists before anything is put into it and before any process is started, and every process carries its name
 (``leftovers``). The kernel gives the lock back however the run ends. So whoever starts next finds what a dead run left,
-without a list that could be out of date. Plain blocking functions, for a thread.
+without a list that could be out of date.
+
+All of it blocks, on purpose: nothing can be cancelled half way, and it happens before a run and after it.
 """
 
 import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from backends.processes.leftovers import end_marked
+from protocols.errors import PortFailed
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +47,24 @@ def default_place() -> Path:
     if os.access(_SHARED_MEMORY, os.W_OK) and shutil.disk_usage(_SHARED_MEMORY).free >= _ENOUGH:
         return _SHARED_MEMORY
     return Path(tempfile.gettempdir())
+
+
+@contextmanager
+def open_state(place: Path) -> Generator[State]:
+    """Remove what dead runs left, and make a state folder, which is gone when the block ends.
+
+    Raises:
+        PortFailed: It cannot be made.
+    """
+    try:
+        sweep(place)
+        state = make_state(place)
+    except OSError as exc:
+        raise PortFailed(f"there is no place for bulk data in {place}: {exc}") from exc
+    try:
+        yield state
+    finally:
+        remove_state(state)
 
 
 def make_state(place: Path) -> State:

@@ -10,13 +10,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
-from anyio.abc import TaskStatus, UNIXSocketStream
+from anyio.abc import UNIXSocketStream
 
 from backends._hosting import PORTS, not_opened, opened
 from backends.processes.calls import Desk, HostPort, LaunchOrder, of_controller
@@ -44,23 +44,22 @@ def _die_with(parent: int) -> None:
 
 
 async def _serve(descriptor: int) -> None:
-    async with (
-        await UNIXSocketStream.from_socket(socket.socket(fileno=descriptor)) as stream,
-        open_tasks() as tasks,
-    ):
-        worker = _Worker()
-        channel = Channel(stream, worker.desk.answer)
-        await tasks.start(_hear_sigterm, worker.close, name="signals")
-        tasks.start_soon(_carry, channel, worker.close, name="channel")
-        await worker.run(channel)
-        tasks.cancel_scope.cancel()
-
-
-async def _hear_sigterm(close: Callable[[], None], *, task_status: TaskStatus[None]) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
-        task_status.started()
-        async for _ in signals:
-            close()
+        async with (
+            await UNIXSocketStream.from_socket(socket.socket(fileno=descriptor)) as stream,
+            open_tasks() as tasks,
+        ):
+            worker = _Worker()
+            channel = Channel(stream, worker.desk.answer)
+            tasks.start_soon(_obey, signals, worker.close, name="signals")
+            tasks.start_soon(_carry, channel, worker.close, name="channel")
+            await worker.run(channel)
+            tasks.cancel_scope.cancel()
+
+
+async def _obey(signals: AsyncIterator[signal.Signals], close: Callable[[], None]) -> None:
+    async for _ in signals:
+        close()
 
 
 async def _carry(channel: Channel, close: Callable[[], None]) -> None:

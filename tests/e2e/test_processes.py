@@ -21,6 +21,7 @@ from conductor.result import Accounts, RunResult
 from protocols.ledger import Graded, LedgerEvent
 from protocols.messages import LeaseId
 from protocols.tracking import StepRecord
+from tests.support.leftovers import marked, names_in
 from tests.support.pids import Watched
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.timeout(170)]
@@ -81,7 +82,7 @@ async def test_a_run_on_processes_learns_the_same_to_the_last_bit(tmp_path: Path
     assert samples(events) == samples(its_events)
     assert learned(processes) == learned(inproc)
     assert processes.accounts == inproc.accounts
-    assert left_in(folders["processes"]) == ["run"], "no payload is left"
+    assert names_in(folders["processes"]) == ["run"], "no payload is left"
 
 
 class Until(Unwatched):
@@ -106,23 +107,6 @@ class Until(Unwatched):
             self._scope.cancel()
 
 
-def left_in(place: Path) -> list[str]:
-    """Return the names of what lies in a folder."""
-    return [path.name for path in place.iterdir()]
-
-
-def marked(place: Path) -> list[int]:
-    """Return the processes of the runs that keep their bulk data in a place."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and f"CONDUCTOR_WORKER={place}/".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
 async def test_a_cancelled_run_leaves_nothing(tmp_path: Path) -> None:
     """I75: neither process nor payload, and the state of the run is saved."""
     overrides = [*SMALL, "steps=1000", "max_age=1", "backend.kind=processes", f"backend.payload_dir={tmp_path}"]
@@ -133,7 +117,7 @@ async def test_a_cancelled_run_leaves_nothing(tmp_path: Path) -> None:
     assert scope.cancelled_caught
     assert len(observer.pids) == 5, "trainer, engine, episodes, rewards, and the process that calls the function"
     assert marked(tmp_path) == []
-    assert left_in(tmp_path) == ["run"]
+    assert names_in(tmp_path) == ["run"]
     assert (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -176,6 +160,6 @@ def test_a_signal_ends_every_process_of_a_run(tmp_path: Path, signals: list[sign
             assert process.wait() == code
             assert watched.left(1.0) == set()
     if signals == [signal.SIGTERM]:
-        assert left_in(tmp_path) == ["run"]
+        assert names_in(tmp_path) == ["run"]
         events = [json.loads(line)["event"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
         assert events[-1] == "run.stopped"

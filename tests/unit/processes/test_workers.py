@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
+from anyio.lowlevel import checkpoint
 
 from backends import processes
 from backends.processes import child
@@ -21,6 +22,7 @@ from protocols.messages import PayloadRef, WeightVersion, WorkerId
 from protocols.sections import Section, Site
 from tests.support import hosted
 from tests.support.hosted import running
+from tests.support.leftovers import descriptors, marked, names_in
 from tests.support.pids import Watched
 from tests.support.probe import KIND, asking, told
 from tests.support.scripted.inference import ScriptedInference
@@ -34,38 +36,11 @@ SLEEP = "sleep 600"
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path) -> Generator[None]:
     """I75, W01: no process, no descriptor, no folder, whatever a test did."""
-    before = _descriptors()
+    before = descriptors()
     yield
-    assert _descriptors() == before
-    assert _folders(tmp_path) == []
-    assert _marked(tmp_path) == []
-
-
-def _folders(place: Path) -> list[Path]:
-    return list(place.glob("*conductor-*"))
-
-
-def _descriptors() -> set[str]:
-    return {entry.name for entry in Path("/proc/self/fd").iterdir() if not _is_listing(entry)}
-
-
-def _is_listing(entry: Path) -> bool:
-    """Say whether it is the descriptor that lists the others."""
-    try:
-        return str(entry.readlink()).startswith("/proc/")
-    except FileNotFoundError:
-        return True
-
-
-def _marked(folder: Path) -> list[int]:
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and f"CONDUCTOR_WORKER={folder}".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    assert descriptors() == before
+    assert names_in(tmp_path) in ([], ["run"])
+    assert marked(tmp_path) == []
 
 
 def spec(worker_id: WorkerId = PROBE, *, run_dir: Path | None = None, **fields: object) -> WorkloadSpec:
@@ -247,16 +222,19 @@ async def test_what_workers_write_is_kept_under_their_names(tmp_path: Path) -> N
 async def test_a_worker_closes_in_peace_when_nothing_runs_in_it_any_more(tmp_path: Path) -> None:
     """W19: what it holds is given back after the last call has left, and not under a cancellation."""
     run_dir = tmp_path / "run"
-    async with opened(tmp_path) as backend, anyio.create_task_group() as tasks:
+    async with opened(tmp_path) as backend:
         await backend.launcher.launch(spec(run_dir=run_dir))
+        pid = int(await ask(backend, "pid"))
 
         async def call() -> None:
-            with pytest.raises(WorkerLost, match="it was ended"):
+            with pytest.raises(WorkerLost, match="it exited with 0"):
                 await ask(backend, "wait")
 
-        tasks.start_soon(call)
-        await ask(backend, "echo", "the other call is there by now")
-        await backend.launcher.kill(PROBE)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await checkpoint()
+            await ask(backend, "echo", "the other call is there by now")
+            os.kill(pid, signal.SIGTERM)
     lines = await anyio.Path(run_dir / "logs" / "reward-0.log").read_text()
     assert lines.splitlines() == ["reward/0 | the call has ended", "reward/0 | closed in peace"]
 
@@ -375,7 +353,7 @@ async def test_the_place_of_a_cancelled_backend_is_empty(tmp_path: Path) -> None
                 await backend.launcher.launch(
                     spec(WorkerId("reward/1"), kind=hosted.KIND, options={"opening": "hangs"})
                 )
-        assert _folders(tmp_path) == []
+        assert names_in(tmp_path) == []
 
 
 async def test_a_cancelled_run_finds_its_workers_alive(tmp_path: Path) -> None:
@@ -408,6 +386,12 @@ def test_the_options_are_checked(tmp_path: Path) -> None:
     (problem,) = processes.check(processes.Config(payload_dir="nowhere"), site)
     assert problem.field == "backend.payload_dir"
     assert processes.check(processes.Config(payload_dir="."), site) == []
+
+
+async def test_without_a_place_for_bulk_data_nothing_begins() -> None:
+    with pytest.raises(PortFailed, match="no place for bulk data in /proc"):
+        async with opened(Path("/proc")):
+            pass
 
 
 async def test_a_worker_ends_with_its_channel_too(tmp_path: Path) -> None:
