@@ -256,10 +256,11 @@ class _Opener:
             try:
                 return await self._backend.launcher.call(member, method, args)
             except WorkerLost as exc:
-                if waits:
-                    await failover.restored(member, exc)
-                failover.suspect(member)
-                raise
+                loss = exc
+            failover.suspect(member)
+            if waits:
+                await failover.restored(member, loss)
+            raise loss
 
         return send
 

@@ -49,7 +49,8 @@ def _lines(found: Inspection) -> Iterator[str]:
     if found.lost:
         yield f"{found.lost} events had been written and are lost"
     if found.incidents:
-        yield f"{found.incidents} times workers were lost: --incidents tells of it"
+        times = "once" if found.incidents == 1 else f"{found.incidents} times"
+        yield f"workers were lost {times}: --incidents tells of it"
     yield (
         f"groups   {groups.admitted} admitted = {groups.committed} committed + {sum(groups.filtered.values())} filtered"
         f" + {sum(groups.dropped.values())} dropped + {sum(groups.open.values())} open"

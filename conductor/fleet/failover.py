@@ -164,15 +164,19 @@ class Failover:
         journal.log.warning("failover.began", role=self.role.name, workers=lost, cause=cause, error=course.details[0])
         for worker in lost:
             self.attendance.leave(worker)
+        given_up: ConductorError | None = None
         try:
             await self._restore(course, journal)
         except ConductorError as exc:
-            course.level = "job"
-            course.details.append(str(exc))
-            await self._close(course, "given_up", journal)
-            raise
-        self._welcome(course.lost)
-        await self._close(course, "restored", journal)
+            given_up = exc
+        if given_up is None:
+            self._welcome(course.lost)
+            await self._close(course, "restored", journal)
+            return
+        course.level = "job"
+        course.details.append(str(given_up))
+        await self._close(course, "given_up", journal)
+        raise given_up
 
     async def _restore(self, course: _Course, journal: Journal) -> None:
         """Do what is decided until the workers are there.

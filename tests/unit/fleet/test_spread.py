@@ -104,3 +104,35 @@ async def test_an_abort_that_fails_for_good_fails_as_it_did_when_all_were_asked(
     with pytest.raises(InvariantError, match="a rule was broken"):
         await Executors({WorkerId("episode/0"): broken, WorkerId("episode/1"): other}, Attendance()).abort("x/")
     assert other.aborted == ["x/"]
+
+
+async def test_a_worker_that_is_away_gets_no_calls() -> None:
+    """One that is dead answers at once that it is, has the fewest calls open, and drew all of them."""
+    attendance, lost, there = Attendance(), ScriptedGrader(grade_s=1.0), ScriptedGrader(grade_s=1.0)
+    graders = Graders({A: lost, B: there}, attendance)
+    with attendance.tended():
+        attendance.leave(A)
+        for number in range(3):
+            await graders.grade(request_for(number))
+        attendance.come_back(A)
+        await graders.grade(request_for(3))
+    assert (len(lost.requests), len(there.requests)) == (1, 3)
+
+
+async def test_while_all_are_away_a_call_waits_for_the_first_to_come_back() -> None:
+    """A grader takes seconds to start anew; a call that failed at once would use up the attempts of its group."""
+    attendance, grader = Attendance(), ScriptedGrader(grade_s=1.0)
+    graders = Graders({A: grader}, attendance)
+
+    async def come_back() -> None:
+        await anyio.sleep(30)
+        attendance.come_back(A)
+
+    with attendance.tended():
+        attendance.leave(A)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(come_back)
+            await graders.grade(request_for(0))
+        assert anyio.current_time() == pytest.approx(31)
+        attendance.leave(A)
+    await graders.grade(request_for(1))  # nobody brings it back any more: the call itself says what is wrong
