@@ -5,8 +5,8 @@
 - ``call_all_ms``: one call to each of them at once, until the last answer: the median of many.
 - ``stop_8_s``: until the last of them has ended.
 - ``failover_s``: from SIGKILL of the only engine to the end of the first request that a new one answered: noticed,
-  ended, launched, given the weights. With the engine that computes nothing, and with a small model on torch; the latter is in
-  the last line, beside the start of one such engine.
+  ended, launched, given the weights. With the engine that computes nothing, and with a small model on torch, which
+  is the one in the last line; beside it the start of one such engine.
 
     python -m benchmarks.bench_group [--rounds 3]
 """
