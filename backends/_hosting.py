@@ -12,11 +12,11 @@ from protocols.errors import ConductorError, PortFailed, UserError
 from protocols.grading import GraderPort
 from protocols.inference import EnginePort
 from protocols.rollouts import RolloutExecutorPort
-from protocols.training import TrainerPort
+from protocols.training import RankPort
 
 PORTS: dict[str, type] = {
     "engine": EnginePort,
-    "train": TrainerPort,
+    "train": RankPort,
     "reward": GraderPort,
     "episode": RolloutExecutorPort,
     "role": object,  # a user's own is kept open, and nothing of it is called

@@ -46,11 +46,13 @@ class MachinePlacement:
     Args:
         total: What the node has.
         cpus: Numbers of its CPUs.
+        own_processes: Whether each workload has a process of its own.
     """
 
-    def __init__(self, total: Resources, cpus: tuple[int, ...] = ()) -> None:
+    def __init__(self, total: Resources, cpus: tuple[int, ...] = (), *, own_processes: bool = False) -> None:
         self._total = total
         self._cpus = cpus
+        self._own_processes = own_processes
         self._held: dict[str, Resources] = {}
 
     async def inventory(self) -> Inventory:
@@ -58,7 +60,7 @@ class MachinePlacement:
         await checkpoint()
         device = "cuda" if self._total.accelerators else "cpu"
         node = Node(name=NODE, total=self._total, free=self._free(), device=device, cpus=self._cpus)
-        return Inventory(nodes=(node,), controller=NODE)
+        return Inventory(nodes=(node,), controller=NODE, own_processes=self._own_processes)
 
     async def reserve(self, request: ReserveRequest) -> None:
         """Hold resources; see ``PlacementPort.reserve``."""

@@ -97,6 +97,7 @@ def deaths(rng: random.Random, life_s: float) -> Iterator[tuple[str, Death, floa
     """Yield, without end, where a life dies: a name, what it does itself, or after how many seconds it is killed."""
     tags = [str(kind.__struct_config__.tag) for kind in LedgerEvent.__args__]  # type: ignore[attr-defined]
     tags.remove("unclaimed")  # no step of this job changes nothing
+    tags.remove("incident")  # its workers are in its own process
     tags[tags.index("compacted")] = "compact"
     while True:
         for tag in tags:

@@ -1,8 +1,8 @@
 """From the names in the job to open ports: what the backend hosts, and what opens beside the controller."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -12,6 +12,8 @@ from conductor.core.evaluation import evaluations_prefix
 from conductor.core.planning.wishes import EPISODE, EVALUATION, POLICY, REWARD, ROLES, ROLLOUT
 from conductor.core.staleness import SAMPLERS, Policy, Sampler
 from conductor.core.waits import Waits
+from conductor.fleet.attendance import Attendance
+from conductor.fleet.failover import Failover, Probe
 from conductor.fleet.group import open_group
 from conductor.fleet.planned import planned, write_plan
 from conductor.fleet.reservation import open_reservations
@@ -19,8 +21,9 @@ from conductor.fleet.spread import Executors, Graders
 from conductor.ports import EvaluationPorts, Ports, Workloads
 from conductor.validation import find_remainder_problem, site_of
 from protocols.adapters import Host, load_object, resolve
+from protocols.aio import deadline
 from protocols.backend import Backend
-from protocols.errors import ConfigError, InvariantError, Problem
+from protocols.errors import ConfigError, InvariantError, Problem, WorkerLost
 from protocols.fleet import Plan
 from protocols.grading import GraderPort
 from protocols.inference import EnginePort, InferenceControllerPort
@@ -30,11 +33,12 @@ from protocols.prompts import PromptSourcePort
 from protocols.rollouts import RolloutExecutorPort
 from protocols.sections import Section, Site
 from protocols.tracking import TrackerPort
-from protocols.training import TrainerPort
+from protocols.training import RankPort, TrainerPort
 from protocols.wire import client
 
 P = TypeVar("P")
 
+_RANKS = "backends.trainers.data_parallel:DataParallel"
 _OPEN_POOL = "backends.engines.pool:open_pool"
 _RESERVED = "backends.engines._reserved:ReservedEngines"
 _OF_PUBLISH = 0.9  # of its deadline, for the engines: the pool's own verdict, which tells of each, comes first
@@ -71,8 +75,10 @@ async def open_ports(
     async with AsyncExitStack() as stack:
         home = backend or await stack.enter_async_context(open_backend(cfg.backend, site))
         bounded_home = bounded_backend(home, cfg.deadlines, waits)
-        fleet = await planned(cfg, bounded_home.placement, workloads.sections(), plan)
+        inventory = await bounded_home.placement.inventory()
+        fleet = planned(cfg, inventory, workloads.sections(), plan)
         opener = _Opener(cfg, site, backend=home, fleet=fleet, stack=stack, waits=waits)
+        opener.at_once = inventory.own_processes
         prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
         if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
             raise ConfigError([problem])
@@ -81,7 +87,7 @@ async def open_ports(
         trackers = await _trackers(cfg, workloads, opener)
         await write_plan(fleet, cfg)
         await opener.prepare()
-        trainer = workloads.trainer or await opener.one(TrainerPort, POLICY)
+        trainer = workloads.trainer or await opener.trainer()
         engines, reserved = (workloads.inference, None) if workloads.inference else await opener.engines()
         inference = opener.bound(InferenceControllerPort, engines)
         await bounded_home.launcher.serve(await inference.endpoint(), inference)
@@ -97,6 +103,7 @@ async def open_ports(
             ledger=ledger,
             trackers=trackers,
             evaluation=await _evaluation_ports(opener, workloads, evaluation, grader, reserved),
+            failovers=tuple(opener.failovers),
         )
 
 
@@ -144,8 +151,23 @@ def open_backend(section: Section, site: Site) -> AbstractAsyncContextManager[Ba
     return adapter.open(msgspec.convert(section.options, adapter.Config), site)
 
 
+class _Ranks(TrainerPort, Protocol):
+    async def meet(self) -> None: ...
+
+    def replaced(self, worker: WorkerId) -> None: ...
+
+
+class _Pool(InferenceControllerPort, Protocol):
+    def replaced(self, worker: WorkerId) -> None: ...
+
+
 class _Opener:
-    """Opens adapters into one exit stack, and the workers of a plan into groups on it."""
+    """Opens adapters into one exit stack, and the workers of a plan into groups on it.
+
+    Attributes:
+        at_once: Whether the workers of a role are launched at once.
+        failovers: Of every role that was launched.
+    """
 
     def __init__(
         self, cfg: RunConfig, site: Site, *, backend: Backend, fleet: Plan, stack: AsyncExitStack, waits: Waits
@@ -157,6 +179,8 @@ class _Opener:
         self._fleet = fleet
         self._stack = stack
         self._waits = waits
+        self.at_once = False
+        self.failovers: list[Failover] = []
 
     def bound(self, port: type[P], implementation: P) -> P:
         """Bound every call of a port."""
@@ -170,47 +194,66 @@ class _Opener:
             if role.name not in ROLES:
                 await self.launch(role.name)
 
-    async def launch(self, role: str) -> tuple[WorkerId, ...]:
-        """Launch a role's workers and return their names."""
-        vertices, stop_s = self._fleet.workers(role), self.cfg.deadlines.abort
+    async def launch(self, role: str, probe: Probe | None = None) -> Failover:
+        """Launch a role's workers; returns what brings back those that are lost."""
+        vertices, deadlines = self._fleet.workers(role), self.cfg.deadlines
         if not vertices:
             raise InvariantError(f"the plan has no worker of the role {role}, and validation let it pass")
         group = await self._stack.enter_async_context(
-            open_group(vertices, self._bounded.launcher, self._site, stop_s=stop_s)
+            open_group(
+                vertices,
+                self._bounded.launcher,
+                self._site,
+                start_s=deadlines.start * (1 if self.at_once else len(vertices)),
+                stop_s=deadlines.abort,
+                at_once=self.at_once,
+            )
         )
-        return group.members
+        planned_role, answer_s = self._fleet.role(role), self._answer_s
+        failover = Failover(planned_role, group, holds_state=role == POLICY, probe=probe, answer_s=answer_s)
+        self.failovers.append(failover)
+        return failover
 
-    async def one(self, port: type[P], role: str) -> P:
-        """Launch a role's only worker and return its port."""
-        (member,) = await self.launch(role)
-        return client(port, self._caller(member))
+    async def trainer(self) -> TrainerPort:
+        """Launch what trains the policy: one worker, or ranks that are one trainer together."""
+        failover = await self.launch(POLICY)
+        if len(failover.members) == 1:
+            return self._clients(TrainerPort, failover, waits=True)[failover.members[0]]
+        make: Callable[..., _Ranks] = load_object(_RANKS, "")
+        ranks = make(self._clients(RankPort, failover), revive=failover.restored)
+        failover.replaced = ranks.replaced
+        with deadline(f"the rendezvous of {', '.join(failover.members)}", self.cfg.deadlines.start):
+            await ranks.meet()
+        return ranks
 
-    async def several(self, port: type[P], role: str, spread: Callable[[Mapping[WorkerId, P]], P]) -> P:
+    async def several(self, port: type[P], role: str, spread: Callable[[Mapping[WorkerId, P], Attendance], P]) -> P:
         """Launch a role's workers and return one port over all of them."""
-        workers = {member: client(port, self._caller(member)) for member in await self.launch(role)}
-        return next(iter(workers.values())) if len(workers) == 1 else spread(workers)
+        failover = await self.launch(role)
+        return spread(self._clients(port, failover), failover.attendance)
 
     async def engines(self) -> tuple[InferenceControllerPort, InferenceControllerPort | None]:
         """Launch the engines; return the controller of all requests, and that of the last engines where these evaluate.
 
         None: they are not reserved for that.
         """
-        members = await self.launch(ROLLOUT)
-        training = len(members) - self.cfg.reserved_engines
-        pool = await self._pool(members[:training])
-        if training == len(members):
+        launcher = self._backend.launcher
+        failover = await self.launch(ROLLOUT, lambda member: launcher.call(member, "status", ()))
+        engines = self._clients(EnginePort, failover)
+        training = failover.members[: len(engines) - self.cfg.reserved_engines]
+        pool = await self._pool({member: engines[member] for member in training})
+        failover.replaced = pool.replaced
+        if len(training) == len(engines):
             return pool, None
-        reserved = await self._pool(members[training:])
+        reserved = await self._pool({member: engine for member, engine in engines.items() if member not in training})
+        failover.replaced = _either(training, pool.replaced, reserved.replaced)
         route: Callable[..., InferenceControllerPort] = load_object(_RESERVED, "")
         return route(pool, reserved, prefix=evaluations_prefix(self.cfg.registration)), reserved
 
-    async def _pool(self, members: tuple[WorkerId, ...]) -> InferenceControllerPort:
+    async def _pool(self, engines: Mapping[WorkerId, EnginePort]) -> "_Pool":
         """Open the controller of some engines."""
-        engines = {member: client(EnginePort, self._caller(member)) for member in members}
-        open_pool: Callable[..., AbstractAsyncContextManager[InferenceControllerPort]] = load_object(_OPEN_POOL, "")
-        answer_s = self.cfg.deadlines.abort / 2  # one silent engine must not use up the deadline
+        open_pool: Callable[..., AbstractAsyncContextManager[_Pool]] = load_object(_OPEN_POOL, "")
         publish_s = self.cfg.deadlines.publish * _OF_PUBLISH
-        pool = open_pool(engines, mode=self.cfg.publish, answer_s=answer_s, publish_s=publish_s)
+        pool = open_pool(engines, mode=self.cfg.publish, answer_s=self._answer_s, publish_s=publish_s)
         return await self._stack.enter_async_context(pool)
 
     async def beside(self, section: str, adapter: Section | None) -> Any:
@@ -220,11 +263,38 @@ class _Opener:
         host = Host(site=self._site, payloads=self._backend.payloads)
         return await self._stack.enter_async_context(found.open(msgspec.convert(named.options, found.Config), host))
 
-    def _caller(self, member: WorkerId) -> Callable[[str, tuple[Any, ...]], Any]:
+    @property
+    def _answer_s(self) -> float:
+        """What a worker that does not answer may take of an abort's deadline."""
+        return self.cfg.deadlines.abort / 2
+
+    def _clients(self, port: type[P], failover: Failover, *, waits: bool = False) -> dict[WorkerId, P]:
+        return {member: client(port, self._caller(member, failover, waits=waits)) for member in failover.members}
+
+    def _caller(self, member: WorkerId, failover: Failover, *, waits: bool) -> Callable[[str, tuple[Any, ...]], Any]:
+        """Return what carries calls to a worker, whatever process that is by then.
+
+        ``waits``: tell of its loss only after it was decided what becomes of the run.
+        """
+
         async def send(method: str, args: tuple[Any, ...]) -> Any:
-            return await self._backend.launcher.call(member, method, args)
+            try:
+                return await self._backend.launcher.call(member, method, args)
+            except WorkerLost as exc:
+                loss = exc
+            failover.suspect(member)
+            if waits:
+                await failover.restored(member, loss)
+            raise loss
 
         return send
+
+
+def _either(
+    members: Container[WorkerId], one: Callable[[WorkerId], None], other: Callable[[WorkerId], None]
+) -> Callable[[WorkerId], None]:
+    """Return a function that tells ``one`` of ``members``, and ``other`` of the rest."""
+    return lambda member: (one if member in members else other)(member)
 
 
 def _required(section: str, adapter: Section | None) -> Section:

@@ -48,7 +48,7 @@ _FIELDS: Mapping[type, Mapping[str, str]] = {
 """For each port, the field of ``Deadlines`` that bounds a method; ``*`` stands for the others."""
 
 
-_WATCHING = frozenset({"statuses"})
+_WATCHING = frozenset({"statuses", "poll"})
 """Calls of those who watch a run: what they ask is no progress of it."""
 
 

@@ -13,7 +13,7 @@ from conductor.validation import site_of
 from protocols.adapters import resolve
 from protocols.errors import CorruptLedger, UserError
 from protocols.grading import Grade, GradeFault
-from protocols.ledger import Admitted, Claimed, Compacted, Graded, LedgerEvent, Record, Resumed, RunStarted
+from protocols.ledger import Admitted, Claimed, Compacted, Graded, Incident, LedgerEvent, Record, Resumed, RunStarted
 from protocols.messages import DispatchId, LeaseId, Message, WeightVersion
 from protocols.prompts import content_preview
 from protocols.rollouts import SampleReceipt
@@ -43,6 +43,7 @@ class Inspection(Message, frozen=True, kw_only=True):
         steps: Train steps that count.
         lives: How often it began or went on.
         events: In the record; ``lost`` had been there and are not any more.
+        incidents: Failovers, of all lives.
         compacted: Whether the oldest events were summed up.
         balanced: Whether the books balance, in groups and in samples.
         checkpoints: Versions that a resume may go back to, as far as the record knows.
@@ -55,6 +56,7 @@ class Inspection(Message, frozen=True, kw_only=True):
     lives: int
     events: int
     lost: int
+    incidents: int
     compacted: bool
     balanced: bool
     groups: GroupAccounts
@@ -113,6 +115,7 @@ def inspect(record: Record) -> Inspection:
         lives=1 + sum(isinstance(event, Resumed) for event in record.events),
         events=len(record.events),
         lost=record.lost,
+        incidents=len(incidents(record)),
         compacted=any(isinstance(event, Compacted) for event in record.events),
         balanced=groups.balanced and table.accounts.balanced and samples.balanced,
         groups=groups,
@@ -121,6 +124,11 @@ def inspect(record: Record) -> Inspection:
             version for version, cut in table.settlements.cuts.items() if cut.complete and version != origin.version
         ),
     )
+
+
+def incidents(record: Record) -> tuple[Incident, ...]:
+    """Return the failovers of all lives of a run, in the order in which they ended."""
+    return tuple(event for event in record.events if isinstance(event, Incident))
 
 
 def history(record: Record, lease_id: LeaseId) -> tuple[LeaseEvent, ...]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from conductor.fleet.failover import Failover
 from protocols.backend import Backend
 from protocols.grading import GraderPort
 from protocols.inference import InferenceControllerPort
@@ -63,7 +64,10 @@ class EvaluationPorts:
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Everything the controller talks to; ``evaluation`` is None where the job has none."""
+    """Everything the controller talks to; ``evaluation`` is None where the job has none.
+
+    ``failovers``: of the roles whose workers the run launched.
+    """
 
     backend: Backend
     prompts: PromptSourcePort
@@ -74,3 +78,4 @@ class Ports:
     ledger: LedgerPort
     trackers: tuple[TrackerPort, ...]
     evaluation: EvaluationPorts | None = None
+    failovers: tuple[Failover, ...] = ()

@@ -16,7 +16,7 @@ from conductor.disk import on_disk
 from conductor.jobfile import find_changes, job_values, write_job
 from conductor.spool import open_spool
 from protocols.errors import ConfigError, CorruptLedger, InvariantError, Problem, UserError
-from protocols.ledger import Evaluated, LedgerEvent, Resumed, RunStarted, Stepped
+from protocols.ledger import Evaluated, Incident, LedgerEvent, Resumed, RunStarted, Stepped
 from protocols.messages import WeightVersion
 from protocols.prompts import SourceState
 from protocols.training import CheckpointRequest
@@ -64,12 +64,12 @@ async def begin(ctx: RunContext, version: WeightVersion) -> None:
         ctx.trained = ctx.closed = version
         await _keep_job(ctx)
         await open_spool(ctx)
-        await ctx.record(ctx.origin)
+        await ctx.record_beginning(ctx.origin)
     elif version != ctx.trained:
         raise InvariantError(f"the trainer holds v{version} where the run goes on from v{ctx.trained}")
     else:
         await _keep_job(ctx)
-        await ctx.record(Resumed(version=version))
+        await ctx.record_beginning(Resumed(version=version))
         await open_spool(ctx)
         accounts = ctx.table.accounts
         ctx.log.info("run.resumed", version=version, reopened=accounts.open, committed=accounts.committed)
@@ -202,6 +202,7 @@ def _remember_steps(ctx: RunContext, events: Sequence[LedgerEvent]) -> None:
     steps = [step for step in steps_of(events) if step.record.step <= ctx.trained]
     ctx.steps.extend(steps)
     ctx.evaluations.extend(done for done in evaluations_of(events) if done.record.step <= ctx.trained)
+    ctx.incidents.extendleft([event for event in reversed(events) if isinstance(event, Incident)])
     if ctx.evaluations:
         ctx.evaluated = WeightVersion(ctx.evaluations[-1].record.step)
     if steps:

@@ -19,6 +19,7 @@ from conductor.core.epochs import EpochGate
 from conductor.core.publication import Publication
 from conductor.core.waits import Waits
 from conductor.failures import Failures
+from conductor.fleet.failover import Journal
 from conductor.observe.log import open_log
 from conductor.observe.observer import Observer
 from conductor.ports import Ports, Workloads
@@ -120,6 +121,9 @@ async def conduct(ctx: RunContext) -> RunResult:
             if ctx.cfg.lag_interval_s:
                 ctx.start(background, "lag monitor", ctx.lag.run, ctx.cfg.lag_interval_s)
             ctx.start(background, "watchdog", watch, ctx)
+            journal = Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log)
+            for failover in ctx.ports.failovers:
+                ctx.start(background, f"failover of {failover.role.name}", failover.run, journal)
             await _warm_up(ctx)
             with seldom_collected(ctx.cfg.freeze_gc):
                 ctx.began = anyio.current_time()

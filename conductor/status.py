@@ -9,7 +9,15 @@ from conductor.config import RunConfig
 from conductor.context import RunContext
 from conductor.core.evaluation import Evaluation
 from conductor.core.lease import RUNNING, Lease, State
-from conductor.core.status import MOST_LISTED, EngineStanding, EvaluationStatus, GroupStatus, RunStatus, WaitStatus
+from conductor.core.status import (
+    MOST_LISTED,
+    EngineStanding,
+    EvaluationStatus,
+    GroupStatus,
+    RunStatus,
+    WaitStatus,
+    WorkerStanding,
+)
 from conductor.core.waits import Wait, Waits
 from protocols.inference import EngineStatus
 from protocols.messages import WorkerId
@@ -39,7 +47,9 @@ def opening_status(cfg: RunConfig, waits: Waits) -> RunStatus:
     )
 
 
-def take_status(ctx: RunContext, engines: tuple[EngineStanding, ...] = ()) -> RunStatus:
+def take_status(
+    ctx: RunContext, engines: tuple[EngineStanding, ...] = (), workers: tuple[WorkerStanding, ...] = ()
+) -> RunStatus:
     """Return where the run stands now, in a time that does not grow with its length."""
     now, table, admission = anyio.current_time(), ctx.table, ctx.admission
     by_group = {wait.of: wait for wait in ctx.waits if wait.call in _OF_GROUPS}
@@ -73,6 +83,8 @@ def take_status(ctx: RunContext, engines: tuple[EngineStanding, ...] = ()) -> Ru
         waits=tuple(_wait(wait, now) for wait in others[:MOST_LISTED]),
         open_waits=len(ctx.waits),
         engines=engines[:MOST_LISTED],
+        workers=workers[:MOST_LISTED],
+        incidents=len(ctx.incidents),
         evaluation=None
         if ctx.evaluation is None
         else _evaluation(ctx.evaluation, now, reserved=ctx.reserved is not None),
@@ -104,6 +116,16 @@ def _standings(statuses: Mapping[WorkerId, EngineStatus | None], *, evaluates: b
         )
         for name, status in sorted(statuses.items())
     )
+
+
+async def ask_launcher(ctx: RunContext) -> tuple[WorkerStanding, ...]:
+    """Return what the launcher knows of the workers; nothing where it does not answer."""
+    with suppress(Exception):
+        states = await ctx.ports.backend.launcher.poll()
+        return tuple(
+            WorkerStanding(name=name, pid=state.pid, running=state.running) for name, state in sorted(states.items())
+        )
+    return ()
 
 
 def _group(lease: Lease, waits: Mapping[str, Wait], now: float) -> GroupStatus:

@@ -4,6 +4,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from conductor.algorithms.table import ALGORITHMS
 from conductor.bounds import evaluation_nests, find_capacity_problems, grading_nests, nested, reserved_fits
 from conductor.config import EvaluationConfig, RunConfig, algorithm_of, default_ledger
 from conductor.core.planning.request import request_of
-from conductor.core.planning.wishes import FIELDS, OWN_SECTION
+from conductor.core.planning.wishes import FIELDS, OWN_SECTION, POLICY
 from conductor.core.staleness import SAMPLERS
 from conductor.decoding import decode, decode_fields
 from conductor.jobfile import holds_run
@@ -326,6 +327,8 @@ def _fleet(fields: Mapping[str, Any], site: Site, given: Collection[str]) -> Ite
     request = request_of(fields, given)
     yield from request.problems
     for wish in request.wishes:
+        if wish.name == POLICY and wish.instances > 1:
+            yield from _lone_trainer(wish.adapter, wish.instances, site)
         if wish.section == OWN_SECTION:
             place = f"fleet.roles.{wish.name}"
             for problem in _adapter_problems(place, OWN_SECTION, wish.adapter, site):
@@ -337,6 +340,14 @@ def _reserved_by_hand(evaluation: EvaluationConfig | None, given: Collection[str
     if evaluation is not None and evaluation.engines is not None and "engine" in given:
         why, mend = "the engines were handed over in code", "leave it out"
         yield Problem(field="evaluation.engines", value=str(evaluation.engines), why=why, mend=mend)
+
+
+def _lone_trainer(train: Section, instances: int, site: Site) -> Iterable[Problem]:
+    """Find a trainer of which several do not make one; what else is wrong with it is said elsewhere."""
+    with suppress(UnknownAdapter):
+        if not getattr(resolve("train", train.kind, site.job_dir), "RANKS", False):
+            why, mend = f"several workers of the trainer {train.kind!r} do not train one policy", "leave it out"
+            yield Problem(field=f"fleet.roles.{POLICY}.instances", value=str(instances), why=why, mend=mend)
 
 
 def _lacking(adapter: Adapter, room: str) -> list[str]:

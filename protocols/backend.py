@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from protocols.inference import InferenceControllerPort
 from protocols.messages import Message, PayloadRef, WorkerId
@@ -43,10 +43,13 @@ class Inventory(Message, frozen=True, kw_only=True):
     Attributes:
         nodes: In the order in which they are filled.
         controller: The node that the controller runs on; None: it is none of these.
+        own_processes: Whether each worker has a process of its own: several are then opened at once, and may train
+            one policy together.
     """
 
     nodes: tuple[Node, ...]
     controller: str | None = None
+    own_processes: bool = False
 
 
 class Ranks(Message, frozen=True, kw_only=True):
@@ -122,6 +125,25 @@ class WorkloadSpec(Message, frozen=True, kw_only=True):
     ranks: Ranks | None = None
 
 
+class WorkerState(Message, frozen=True, kw_only=True):
+    """What a launcher knows of a worker.
+
+    Attributes:
+        pid: Of its process; None: it has none of its own.
+        cause: Why it does not run any more; None: it runs.
+        preempted: Whether it was somebody else who told it to end: its place was taken away.
+    """
+
+    pid: int | None = None
+    cause: str | None = None
+    preempted: bool = False
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs, as far as is known."""
+        return self.cause is None
+
+
 class LauncherPort(Protocol):
     """Starts workloads, carries calls to them, stops them. Calls may be concurrent."""
 
@@ -142,7 +164,7 @@ class LauncherPort(Protocol):
         Cancelling: as the method's contract says.
 
         Raises:
-            WorkerLost: No such worker, or it died.
+            WorkerLost: No such worker, it is not open yet, or it died.
         """
         ...
 
@@ -150,7 +172,7 @@ class LauncherPort(Protocol):
         """Let workloads that are launched from now on reach the inference controller."""
         ...
 
-    async def poll(self) -> dict[WorkerId, Literal["running", "exited"]]:
+    async def poll(self) -> dict[WorkerId, WorkerState]:
         """Return every worker that was launched and not killed."""
         ...
 

@@ -52,12 +52,13 @@ class Transient(ConductorError):
 
 
 class WorkerLost(Transient):
-    """A worker, and with it whatever it ran, is gone."""
+    """A worker, and with it whatever it ran, is gone. ``preempted``: its place was taken away."""
 
-    def __init__(self, *, worker: str, cause: str) -> None:
+    def __init__(self, *, worker: str, cause: str, preempted: bool = False) -> None:
         super().__init__(f"worker {worker} is lost: {cause}")
         self.worker = worker
         self.cause = cause
+        self.preempted = preempted
 
 
 class PayloadLost(Transient):

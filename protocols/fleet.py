@@ -16,16 +16,27 @@ CONTROLLER = "controller"
 """The caller that is no role: the controller itself."""
 
 
+Cause = Literal["worker", "controller", "preemption"]
+"""Why a worker has to be launched again: it failed; it could not be launched, which is not its doing; its place was
+taken away."""
+
+
 class Restarts(Message, frozen=True, kw_only=True):
-    """How often one worker may fail before its role has, a budget for each cause.
+    """How often one worker may fail before its role has, a budget for each cause. Progress refills them.
 
     Attributes:
         worker: Failures of its own: it crashed, it hung.
+        controller: Launches that failed through no fault of its own.
         preemption: Times that its place was taken away.
     """
 
     worker: Count = 3
+    controller: Count = 8
     preemption: Count = 16
+
+    def allowed(self, cause: Cause) -> int:
+        """Return the budget of a cause."""
+        return {"worker": self.worker, "controller": self.controller, "preemption": self.preemption}[cause]
 
 
 class PlannedRole(Message, frozen=True, kw_only=True):
@@ -119,6 +130,17 @@ class Plan(Message, frozen=True, kw_only=True):
     bundles: tuple[Bundle, ...]
     controller_node: str | None
     controller_cpus: tuple[int, ...]
+
+    def role(self, name: str) -> PlannedRole:
+        """Return a role by its name.
+
+        Raises:
+            KeyError: The plan has none by that name.
+        """
+        for role in self.roles:
+            if role.name == name:
+                return role
+        raise KeyError(name)
 
     def workers(self, role: str) -> tuple[Vertex, ...]:
         """Return the workers of a role, instance by instance; none for a role that the plan has not."""

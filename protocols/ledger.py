@@ -2,8 +2,9 @@
 
 from typing import Any, Literal, Protocol
 
+from protocols.fleet import Cause
 from protocols.grading import Grade, GradeFault
-from protocols.messages import DispatchId, LeaseId, Message, RegistrationKey, WeightVersion
+from protocols.messages import DispatchId, LeaseId, Message, RegistrationKey, WeightVersion, WorkerId
 from protocols.prompts import Prompt, SourceState
 from protocols.rollouts import GroupReceipt
 from protocols.tracking import StepRecord
@@ -178,6 +179,32 @@ class Resumed(Message, frozen=True, kw_only=True, tag="resumed"):
     version: WeightVersion
 
 
+class Incident(Message, frozen=True, kw_only=True, tag="incident"):
+    """A failover, from the loss of workers to its verdict. Written when it ends; it is in no accounts.
+
+    Attributes:
+        role: Whose workers.
+        workers: Those that were lost, or launched again with them.
+        cause: What began it.
+        level: How far it went: the workers, all of their role, or the whole job, which it ended.
+        attempts: Times that they were launched.
+        verdict: Whether they are there again, or the job was given up.
+        detail: Why they were lost, and where it was given up, why.
+        version: The trainer's version when it began.
+        seconds: How long it took.
+    """
+
+    role: str
+    workers: tuple[WorkerId, ...]
+    cause: Cause
+    level: Literal["worker", "role", "job"]
+    attempts: int
+    verdict: Literal["restored", "given_up"]
+    detail: str
+    version: WeightVersion
+    seconds: float
+
+
 class Tally(Message, frozen=True, kw_only=True):
     """What a run has come to, in groups unless the name says otherwise; see ``conductor.core.tally``."""
 
@@ -277,6 +304,7 @@ LedgerEvent = (
     | Stepped
     | Evaluated
     | CheckpointBegun
+    | Incident
     | Checkpointed
     | Resumed
     | Compacted

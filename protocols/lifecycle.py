@@ -20,6 +20,16 @@ class LifecyclePort(Protocol):
         """Return whether one member runs, by asking its launcher now."""
         ...
 
+    async def replace(self, members: tuple[WorkerId, ...]) -> None:
+        """End some members, if anything of them runs, and launch them again in their places, under their own ids.
+
+        Cancelling: some may be gone; ``stop`` and another ``replace`` find them so.
+
+        Raises:
+            ConductorError: One could not be ended or launched.
+        """
+        ...
+
     async def stop(self) -> None:
         """End every member and give its resources back. The group's context manager alone calls it, once.
 

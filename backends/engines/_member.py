@@ -42,9 +42,10 @@ class Member:
     _quieter: Doorbell = field(default_factory=Doorbell)
 
     def lose(self) -> None:
-        """Take note that it is gone, and what it ran with it."""
-        self.lost = True
-        self.stale()
+        """Take note that it is gone, and what it ran with it; to find that once more is no news to its keeper."""
+        if not self.lost:
+            self.lost = True
+            self.stale()
 
     def stale(self) -> None:
         """Take note that nobody knows what it serves."""

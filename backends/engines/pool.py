@@ -236,6 +236,13 @@ class EnginePool:
         finally:
             self._keepers.moved.ring()
 
+    def replaced(self, worker: WorkerId) -> None:
+        """Take note that an engine is another process now, which serves nothing: its keeper lets it, alone."""
+        for member in self._members:
+            if member.name == worker:
+                member.lost = True
+                member.stale()
+
     def start(self, tasks: TaskGroup) -> None:
         """Start the keepers; they end with ``tasks``."""
         self._keepers.start(tasks)

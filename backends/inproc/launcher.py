@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import msgspec
@@ -15,7 +15,7 @@ from backends._hosting import PORTS, not_opened, opened
 from backends.inproc.worker import CLOSE_DEADLINE_S, Worker
 from protocols.adapters import Host
 from protocols.aio import open_tasks
-from protocols.backend import LauncherPort, PayloadPort, WorkloadSpec
+from protocols.backend import LauncherPort, PayloadPort, WorkerState, WorkloadSpec
 from protocols.errors import InvariantError, PortFailed, WorkerLost
 from protocols.inference import InferenceControllerPort
 from protocols.messages import WorkerId
@@ -84,10 +84,10 @@ class InprocLauncher:
         await checkpoint()
         self._inference = self._wrapping(InferenceControllerPort)(port)
 
-    async def poll(self) -> dict[WorkerId, Literal["running", "exited"]]:
+    async def poll(self) -> dict[WorkerId, WorkerState]:
         """Return every worker that was launched and not killed."""
         await checkpoint()
-        return {name: "exited" if one.closed.is_set() else "running" for name, one in self._workers.items()}
+        return {name: one.state for name, one in self._workers.items()}
 
     def expose(self) -> None:
         """End the shield of every worker."""

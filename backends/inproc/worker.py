@@ -9,6 +9,7 @@ import structlog
 
 from backends._hosting import described
 from protocols.aio import Doorbell, owned
+from protocols.backend import WorkerState
 from protocols.errors import PortFailed, WorkerLost
 from protocols.messages import WorkerId
 
@@ -45,6 +46,11 @@ class Worker:
         self._closing = anyio.Event()
         self._calls: dict[anyio.CancelScope, None] = {}
         self._call_ended = Doorbell()
+
+    @property
+    def state(self) -> WorkerState:
+        """As its launcher knows it."""
+        return WorkerState(cause=self._lost().cause) if self.closed.is_set() else WorkerState()
 
     async def run(self) -> None:
         """Open the adapter, keep it open until told to end, close it. A failure is kept, not raised."""

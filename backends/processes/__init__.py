@@ -76,4 +76,5 @@ async def open(cfg: Config, site: Site) -> AsyncGenerator[Backend]:  # noqa: A00
     with open_state(place) as state:
         async with open_launcher(state, manner) as launcher:
             payloads = SharedPayloads(state.payloads, manner.reserve_bytes)
-            yield Backend(placement=MachinePlacement(total, cpus), launcher=launcher, payloads=payloads)
+            placement = MachinePlacement(total, cpus, own_processes=True)
+            yield Backend(placement=placement, launcher=launcher, payloads=payloads)

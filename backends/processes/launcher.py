@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup, UNIXSocketStream
@@ -16,7 +16,7 @@ from backends.processes.output import LogFile, Output, to_stderr
 from backends.processes.process import WorkerProcess
 from backends.processes.state import State
 from protocols.aio import open_tasks
-from protocols.backend import LauncherPort, WorkloadSpec
+from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
 from protocols.errors import InvariantError, PortFailed, Transient, WorkerLost
 from protocols.inference import InferenceControllerPort
 from protocols.messages import WorkerId
@@ -125,7 +125,7 @@ class ProcessLauncher:
         await checkpoint()
         self._inference = port
 
-    async def poll(self) -> dict[WorkerId, Literal["running", "exited"]]:
+    async def poll(self) -> dict[WorkerId, WorkerState]:
         """Return every worker that was launched and not killed."""
         await checkpoint()
         return {name: worker.state for name, worker in self._workers.items()}

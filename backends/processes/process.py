@@ -1,7 +1,8 @@
 """One worker process, from its start to its end, as the controller sees it."""
 
+import signal
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -16,7 +17,7 @@ from backends.processes.child import Child
 from backends.processes.leftovers import end_marked
 from backends.processes.output import Output
 from protocols.aio import open_tasks, owned
-from protocols.backend import WorkloadSpec
+from protocols.backend import WorkerState, WorkloadSpec
 from protocols.errors import PortFailed, WorkerLost
 from protocols.wire import Codec
 
@@ -70,11 +71,20 @@ class WorkerProcess:
         self._closing = anyio.Event()
         self._ended = anyio.Event()
         self._verdict = ""
+        self._opened = False
 
     @property
-    def state(self) -> Literal["running", "exited"]:
+    def state(self) -> WorkerState:
         """Whether it runs, as far as is known."""
-        return "exited" if self._ended.is_set() else "running"
+        pid = self._child.process.pid
+        if not self._ended.is_set():
+            return WorkerState(pid=pid)
+        return WorkerState(pid=pid, cause=self._cause(), preempted=self._preempted)
+
+    @property
+    def _preempted(self) -> bool:
+        """Whether it closed because somebody other than its launcher sent it SIGTERM."""
+        return not (self._closing.is_set() or self._verdict) and self._child.process.returncode in {0, -signal.SIGTERM}
 
     async def open(self, order: LaunchOrder) -> None:
         """Let it open its workload.
@@ -83,9 +93,12 @@ class WorkerProcess:
             ConductorError: Why it could not.
         """
         try:
-            return await call_port(self._channel, "host", Codec(HostPort), "open", (order,))
+            await call_port(self._channel, "host", Codec(HostPort), "open", (order,))
         except ChannelEnded as exc:
             ended = exc
+        else:
+            self._opened = True
+            return
         if self._closing.is_set():
             raise not_opened(self._spec, None) from ended
         await self._ended.wait()
@@ -95,9 +108,12 @@ class WorkerProcess:
         """Call a method of its workload.
 
         Raises:
-            WorkerLost: It is gone.
+            WorkerLost: It is gone, or not there yet.
             ConductorError: What the workload raised.
         """
+        if not self._opened:
+            await checkpoint()
+            raise WorkerLost(worker=self._spec.worker_id, cause="it is being opened")
         try:
             return await call_port(self._channel, "workload", self._codec, method, args)
         except ChannelEnded as exc:

@@ -1,15 +1,16 @@
 """Hosts scripted workloads in place of the adapters that the job names."""
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from backends.sim.engine import SimEngine
 from backends.sim.faults import Faults, current_stage
-from protocols.backend import LauncherPort, WorkloadSpec
+from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
 from protocols.errors import InvariantError, UserError, WorkerLost
 from protocols.inference import InferenceControllerPort
 from protocols.messages import WorkerId
@@ -39,6 +40,12 @@ class _Worker:
         self.workload = make()
         self.back_s: float | None = None
         self._calls: dict[anyio.CancelScope, str] = {}
+
+    @property
+    def state(self) -> WorkerState:
+        """As a launcher knows it; one that is there again has not said so before it is called."""
+        gone = self.back_s is not None and anyio.current_time() < self.back_s
+        return WorkerState(cause=self.lost().cause) if gone else WorkerState()
 
     @contextmanager
     def calling(self, stage: str) -> Generator[Any]:
@@ -87,6 +94,7 @@ class SimLauncher:
         self._unstopped = unstopped
         self._inference: InferenceControllerPort | None = None
         self._workers: dict[WorkerId, _Worker] = {}
+        self._down_s: dict[WorkerId, float] = {}
         faults.crash = self.crash
         faults.lose_weights = self.lose_weights
 
@@ -95,6 +103,7 @@ class SimLauncher:
         await checkpoint()
         if spec.worker_id in self._workers:
             raise InvariantError(f"worker {spec.worker_id} was launched before and not killed")
+        await anyio.sleep_until(self._down_s.get(spec.worker_id, -math.inf))
         if spec.section not in PORT_NAMES:
             raise UserError(f"a simulation has no workload for [{spec.section}]")
         inference = self._inference
@@ -118,10 +127,10 @@ class SimLauncher:
         await checkpoint()
         self._inference = port
 
-    async def poll(self) -> dict[WorkerId, Literal["running", "exited"]]:
+    async def poll(self) -> dict[WorkerId, WorkerState]:
         """Return every worker that was launched and not killed."""
         await checkpoint()
-        return {name: "exited" if one.back_s is not None else "running" for name, one in self._workers.items()}
+        return {name: one.state for name, one in self._workers.items()}
 
     async def kill(self, worker_id: WorkerId) -> None:
         """End a workload; see ``LauncherPort.kill``."""
@@ -133,7 +142,7 @@ class SimLauncher:
         await checkpoint()
 
     def crash(self, worker_id: str, lasts_s: float) -> tuple[str, ...]:
-        """Let a worker die; it is there again, empty, after ``lasts_s``, but a trainer never.
+        """Let a worker die; it is there again, empty, after ``lasts_s``, launched anew or not, but a trainer never.
 
         Returns:
             The stages whose calls were inside.
@@ -142,7 +151,7 @@ class SimLauncher:
         if worker is None:
             return ()
         comes_back = worker.spec.section != "train"
-        worker.back_s = anyio.current_time() + lasts_s if comes_back else float("inf")
+        worker.back_s = self._down_s[WorkerId(worker_id)] = anyio.current_time() + lasts_s if comes_back else math.inf
         return worker.cut()
 
     def lose_weights(self, worker_id: str) -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import anyio
 import structlog
+from anyio.lowlevel import checkpoint
 
 from protocols.aio import owned
-from protocols.errors import ConductorError, PeersLost, PortFailed, WorkerLost
+from protocols.errors import ConductorError, PeersLost, PortFailed, Transient, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, WeightVersion, WorkerId
 from protocols.training import (
@@ -36,7 +37,8 @@ class DataParallel:
 
     Before a step the ranks meet, if they do not stand together: the first time, and after any call that failed or was
     cancelled. They take over the state of the one that has come farthest; one that is lost is revived before. So a
-    lost rank costs the step under way at most, and no checkpoint is gone back to while one rank is left.
+    lost rank costs the step under way at most, and no checkpoint is gone back to while one rank is left. Nobody is told
+    ``WorkerLost`` of a single rank, which would mean that the trainer is gone.
 
     Args:
         ranks: By worker, rank 0 first.
@@ -51,7 +53,48 @@ class DataParallel:
         self._generation = 0
         self._together = False
         self._new: set[WorkerId] = set()
-        self._writer: RankPort | None = None
+        self._snapshot: Literal["none", "held", "lost"] = "none"
+
+    async def meet(self) -> None:
+        """Have all ranks stand together.
+
+        Raises:
+            PortFailed: No rank is left whose parameters are those of a version.
+            Transient: Some did not come.
+        """
+        if self._together:
+            await checkpoint()
+            return
+        standings = {name: await self._standing(name) for name in self._ranks}
+        old = {name: one for name, one in standings.items() if name not in self._new and one.whole}
+        if not old:
+            raise PortFailed("no rank is left that holds a whole version; resume from the last checkpoint")
+        names = list(self._ranks)
+        source = max(old, key=lambda name: (old[name].version, -names.index(name)))
+        self._generation += 1
+        address = await self._offered(names[0])
+        numbers = {id(self._ranks[name]): index for index, name in enumerate(names)}
+        await self._all(
+            lambda rank: rank.join(
+                JoinRequest(
+                    generation=self._generation,
+                    rank=numbers[id(rank)],
+                    world=len(names),
+                    source=names.index(source),
+                    address=address,
+                )
+            )
+        )
+        log.info("trainer.met", generation=self._generation, source=source, version=old[source].version)
+        self._new.clear()
+        self._together = True
+
+    def replaced(self, worker: WorkerId) -> None:
+        """Take note that a rank is another process now, which holds nothing that was trained."""
+        self._new.add(worker)
+        self._together = False
+        if self._snapshot == "held" and worker == next(iter(self._ranks)):
+            self._snapshot = "lost"
 
     async def accumulate(self, batch: BatchLease) -> AccumulateReport:
         """Add the gradients of all shares; every rank then holds the sum."""
@@ -95,29 +138,49 @@ class DataParallel:
         return None
 
     async def stage_weights(self, request: StageRequest) -> WeightsManifest:
-        """Stage those of rank 0."""
-        return await (await self._first()).stage_weights(request)
+        """Stage those of rank 0, whatever process that is by then."""
+        return await self._by_first(lambda rank: rank.stage_weights(request))
 
     async def snapshot(self) -> WeightVersion:
         """Copy what rank 0 has, which is what every rank has."""
-        self._writer = await self._first()
-        return await self._writer.snapshot()
+        version = await self._by_first(lambda rank: rank.snapshot())
+        self._snapshot = "held"
+        return version
 
     async def save(self, request: CheckpointRequest) -> WeightVersion:
-        """Save the snapshot where rank 0 took it, whatever the ranks do meanwhile; else what rank 0 has now."""
-        writer, self._writer = self._writer, None
-        return await (writer or await self._first()).save(request)
+        """Save the snapshot where rank 0 took it, whatever the ranks do meanwhile; else what rank 0 has now.
+
+        Raises:
+            Transient: Rank 0 is lost, and the snapshot with it.
+        """
+        snapshot, self._snapshot = self._snapshot, "none"
+        if snapshot == "none":
+            return await self._by_first(lambda rank: rank.save(request))
+        name, rank = next(iter(self._ranks.items()))
+        if snapshot == "lost":
+            raise Transient(f"{name} was lost, and what it was to save with it")
+        try:
+            return await rank.save(request)
+        except WorkerLost as exc:
+            raise Transient(f"{name} was lost while it saved: {exc}") from exc
 
     async def load(self, request: CheckpointRequest) -> WeightVersion:
         """Load on every rank."""
         return (await self._step(lambda rank: rank.load(request)))[0]
 
-    async def _first(self) -> RankPort:
-        await self._meet()
-        return next(iter(self._ranks.values()))
+    async def _by_first(self, call: Callable[[RankPort], Awaitable[T]]) -> T:
+        """Call rank 0, again when it is lost: as often as it can be revived."""
+        while True:
+            await self.meet()
+            name, rank = next(iter(self._ranks.items()))
+            try:
+                return await call(rank)
+            except WorkerLost as exc:
+                log.warning("trainer.rank_lost", rank=name, error=str(exc))
+                self._together = False
 
     async def _step(self, call: Callable[[RankPort], Awaitable[T]]) -> list[T]:
-        await self._meet()
+        await self.meet()
         return await self._all(call)
 
     async def _all(self, call: Callable[[RankPort], Awaitable[T]]) -> list[T]:
@@ -132,7 +195,7 @@ class DataParallel:
             try:
                 results[name] = await owned(f"a step of {name}", partial(call, rank))
             except ConductorError as exc:
-                failures.append(exc)
+                failures.append(_of_rank(name, exc))
                 if not isinstance(exc, PeersLost):
                     group.cancel_scope.cancel()
 
@@ -145,37 +208,11 @@ class DataParallel:
         self._together = together
         return [results[name] for name in self._ranks]
 
-    async def _meet(self) -> None:
-        """Have all ranks stand together.
-
-        Raises:
-            PortFailed: No rank is left whose parameters are those of a version.
-        """
-        if self._together:
-            return
-        standings = {name: await self._standing(name) for name in self._ranks}
-        old = {name: one for name, one in standings.items() if name not in self._new and one.whole}
-        if not old:
-            raise PortFailed("no rank is left that holds a whole version; resume from the last checkpoint")
-        names = list(self._ranks)
-        source = max(old, key=lambda name: (old[name].version, -names.index(name)))
-        self._generation += 1
-        address = await self._ranks[names[0]].offer(self._host)
-        numbers = {id(self._ranks[name]): index for index, name in enumerate(names)}
-        await self._all(
-            lambda rank: rank.join(
-                JoinRequest(
-                    generation=self._generation,
-                    rank=numbers[id(rank)],
-                    world=len(names),
-                    source=names.index(source),
-                    address=address,
-                )
-            )
-        )
-        log.info("trainer.met", generation=self._generation, source=source, version=old[source].version)
-        self._new.clear()
-        self._together = True
+    async def _offered(self, name: WorkerId) -> str:
+        try:
+            return await self._ranks[name].offer(self._host)
+        except WorkerLost as exc:
+            raise _of_rank(name, exc) from exc
 
     async def _standing(self, name: WorkerId) -> Standing:
         while True:
@@ -187,6 +224,14 @@ class DataParallel:
 
 
 _: type[TrainerPort] = DataParallel
+
+
+def _of_rank(name: WorkerId, failure: ConductorError) -> ConductorError:
+    if not isinstance(failure, WorkerLost):
+        return failure
+    lost = Transient(f"the rank {name} is lost: {failure.cause}")
+    lost.__cause__ = failure
+    return lost
 
 
 def _cause(failures: list[ConductorError]) -> ConductorError:

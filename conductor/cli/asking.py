@@ -10,7 +10,7 @@ import msgspec
 from conductor.control.client import ask
 from conductor.control.messages import Command, Reply
 from conductor.core.explanation import explain, explain_engines
-from conductor.core.status import RunStatus
+from conductor.core.status import RunStatus, WorkerStanding
 from conductor.epilogue import epilogue, sentences
 from conductor.loading import read_job
 from protocols.errors import PortFailed, UserError
@@ -92,9 +92,16 @@ def _lines(status: RunStatus) -> Iterator[str]:
     yield f"slots    {status.running} of {status.slots} lent out, {status.grants} more may be; {states or 'none open'}"
     engines = list(explain_engines(status.engines, served=status.served))
     yield from (f"engine   {sentence.removeprefix('engine ')}" for sentence in engines)
+    yield from (f"worker   {_worker(worker)}" for worker in status.workers if worker.pid is not None)
+    if status.incidents:
+        yield f"lost     workers, {status.incidents} times: conductor inspect --incidents tells of it"
     yield from (f"failed   {count} times {kind}" for kind, count in sorted(status.failures.items()))
     yield f"saved    {status.checkpoint or 'nothing yet'}"
     first, *more = explain(status).waits_for
     yield f"now      {first}"
     yield from (f"         {sentence}" for sentence in more if sentence not in engines)
     yield f"quiet    for {status.quiet_s:.1f} s of at most {status.stall_s:g} s"
+
+
+def _worker(worker: WorkerStanding) -> str:
+    return f"{worker.name} is process {worker.pid}" if worker.running else f"{worker.name} is lost"

@@ -1,20 +1,32 @@
-"""``conductor inspect``: the accounts of a run and their proof, or the history of one lease."""
+"""``conductor inspect``: the accounts of a run and their proof, the history of one lease, or what was lost."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 import msgspec
 
 from conductor.config import RunConfig
-from conductor.inspection import Inspection, LeaseEvent, history, inspect, read_record
+from conductor.inspection import Inspection, LeaseEvent, history, incidents, inspect, read_record
 from protocols.errors import CorruptLedger
+from protocols.ledger import Incident
 from protocols.messages import LeaseId
 
 
-def inspect_run(cfg: RunConfig, *, lease: str | None, as_json: bool) -> int:
-    """Print what the record says; returns the exit code, 4 where the books do not balance."""
+def inspect_run(cfg: RunConfig, *, lease: str | None, told: bool, as_json: bool) -> int:
+    """Print what the record says; returns the exit code, 4 where the books do not balance.
+
+    Args:
+        cfg: The job that the run's folder keeps.
+        lease: Tell of this lease alone.
+        told: Tell of the incidents alone.
+        as_json: Print JSON.
+    """
     record = read_record(cfg)
+    if told:
+        found = incidents(record)
+        _print(msgspec.to_builtins(found), _incident_lines(found), as_json=as_json)
+        return 0
     if lease is not None:
         events = history(record, LeaseId(lease))
         _print(msgspec.to_builtins(events), map(_lease_line, events), as_json=as_json)
@@ -36,6 +48,9 @@ def _lines(found: Inspection) -> Iterator[str]:
     yield f"{found.steps} steps in {lives}; {found.events} events{', summed up' if found.compacted else ''}"
     if found.lost:
         yield f"{found.lost} events had been written and are lost"
+    if found.incidents:
+        times = "once" if found.incidents == 1 else f"{found.incidents} times"
+        yield f"workers were lost {times}: --incidents tells of it"
     yield (
         f"groups   {groups.admitted} admitted = {groups.committed} committed + {sum(groups.filtered.values())} filtered"
         f" + {sum(groups.dropped.values())} dropped + {sum(groups.open.values())} open"
@@ -50,6 +65,30 @@ def _lines(found: Inspection) -> Iterator[str]:
     if found.checkpoints:
         yield f"checkpoints: {', '.join(f'step-{version}' for version in found.checkpoints)}"
     yield f"the books are {verdict}"
+
+
+def _incident_lines(found: Sequence[Incident]) -> Iterator[str]:
+    if not found:
+        yield "no worker was lost"
+        return
+    rows = [
+        (
+            f"v{one.version}",
+            ", ".join(one.workers),
+            one.cause,
+            one.level,
+            str(one.attempts),
+            one.verdict,
+            f"{one.seconds:.1f} s",
+        )
+        for one in found
+    ]
+    head = ("at", "workers", "cause", "level", "attempts", "verdict", "took")
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row, one in zip((head, *rows), (None, *found), strict=True):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        if one is not None:
+            yield f"    {one.detail.splitlines()[0]}"
 
 
 def _lease_line(event: LeaseEvent) -> str:

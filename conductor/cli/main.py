@@ -83,13 +83,14 @@ def resume(run_dir: str, plan_file: str | None, *, quiet: bool, as_json: bool) -
 @main.command()
 @_RUN_DIR
 @click.option("--lease", metavar="ID", help="Tell the history of one lease, L17, instead.")
+@click.option("--incidents", is_flag=True, help="Tell of lost workers, and what became of them, instead.")
 @_JSON
-def inspect(run_dir: str, lease: str | None, *, as_json: bool) -> None:
+def inspect(run_dir: str, lease: str | None, *, incidents: bool, as_json: bool) -> None:
     """Prove from its record alone where every group of the run in RUN_DIR is.
 
     The run may be going on. Exit code 4: the books do not balance, or the record is damaged.
     """
-    _exit(lambda: inspect_run(read_job(run_dir), lease=lease, as_json=as_json))
+    _exit(lambda: inspect_run(read_job(run_dir), lease=lease, told=incidents, as_json=as_json))
 
 
 @main.command()

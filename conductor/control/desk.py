@@ -8,7 +8,7 @@ from conductor.control.messages import Reply, Request
 from conductor.core.explanation import explain
 from conductor.core.status import RunStatus
 from conductor.core.waits import Waits
-from conductor.status import ask_engines, opening_status, take_status
+from conductor.status import ask_engines, ask_launcher, opening_status, take_status
 from protocols.aio import deadline
 from protocols.errors import DeadlineExceeded
 
@@ -67,7 +67,7 @@ class Desk:
             if self._ctx is None:
                 status = opening_status(self._cfg, self._waits)
             else:
-                status = take_status(self._ctx, await ask_engines(self._ctx))
+                status = take_status(self._ctx, await ask_engines(self._ctx), await ask_launcher(self._ctx))
             now = anyio.current_time()
             self._next = now + max(_PACE_S, 9 * (now - began))
             return status

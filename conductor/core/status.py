@@ -1,7 +1,7 @@
 """Where a run stands at one moment, as a message: for whoever asks, and for the verdict of a run that stands still."""
 
 from conductor.result import Accounts, SampleAccounts
-from protocols.messages import LeaseId, Message, WeightVersion
+from protocols.messages import LeaseId, Message, WeightVersion, WorkerId
 
 MOST_LISTED = 20
 """Of waits, groups and engines: a status says how many there are, and lists the oldest."""
@@ -36,6 +36,14 @@ class EngineStanding(Message, frozen=True, kw_only=True):
     live: int = 0
     paused: bool = False
     evaluates: bool = False
+
+
+class WorkerStanding(Message, frozen=True, kw_only=True):
+    """A worker as its launcher knows it; ``pid`` is None where it has no process of its own."""
+
+    name: WorkerId
+    pid: int | None = None
+    running: bool = True
 
 
 class EvaluationStatus(Message, frozen=True, kw_only=True):
@@ -74,6 +82,8 @@ class RunStatus(Message, frozen=True, kw_only=True):
         groups, waits: The oldest running groups, and the oldest open waits that are not theirs.
         open_waits: How many waits are open, those of the groups included.
         engines: What the engines say.
+        workers: Those that were launched.
+        incidents: Times that workers were lost, and brought back.
         evaluation: The one that goes on.
         throughput: Of the last step: ``samples_per_s``, ``tokens_per_s``, ``step_s``.
         failures: Masked samples, retried groups and failed evaluations so far, by class.
@@ -107,6 +117,8 @@ class RunStatus(Message, frozen=True, kw_only=True):
     waits: tuple[WaitStatus, ...] = ()
     open_waits: int = 0
     engines: tuple[EngineStanding, ...] = ()
+    workers: tuple[WorkerStanding, ...] = ()
+    incidents: int = 0
     evaluation: EvaluationStatus | None = None
     throughput: dict[str, float] = {}
     failures: dict[str, int] = {}

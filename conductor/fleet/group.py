@@ -1,14 +1,22 @@
-"""One role's workers: launched, and ended in the reverse order, whatever happens."""
+"""One role's workers: launched as a whole or not at all, and ended whatever happens."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
+import anyio
+
+from conductor.fleet.together import all_or_first
 from conductor.fleet.undo import undo_each, undoing
 from protocols.backend import LauncherPort, WorkloadSpec
+from protocols.errors import DeadlineExceeded, WorkerLost
 from protocols.fleet import Vertex
 from protocols.lifecycle import LifecyclePort
 from protocols.messages import WorkerId
 from protocols.sections import Site
+
+_LOOK_S = 1.0
+"""Between two looks, while some members are being launched, at those that are."""
 
 
 def spec_of(vertex: Vertex, site: Site) -> WorkloadSpec:
@@ -27,20 +35,73 @@ def spec_of(vertex: Vertex, site: Site) -> WorkloadSpec:
 
 
 class WorkerGroup:
-    """The face of a started group (``LifecyclePort``)."""
+    """The face of a group (``LifecyclePort``); opened by ``open_group``.
 
-    def __init__(self, members: tuple[WorkerId, ...], launcher: LauncherPort) -> None:
-        self.members = members
+    Args:
+        vertices: The members, where a plan puts them.
+        launcher: What starts them.
+        site: Facts about the run.
+        at_once: Whether they are launched at once, or one after the other.
+    """
+
+    def __init__(self, vertices: Sequence[Vertex], launcher: LauncherPort, site: Site, *, at_once: bool) -> None:
+        self._specs = {vertex.name: spec_of(vertex, site) for vertex in vertices}
         self._launcher = launcher
+        self._at_once = at_once
+        self._up: set[WorkerId] = set()
+
+    @property
+    def members(self) -> tuple[WorkerId, ...]:
+        """All of them, in the order of the plan."""
+        return tuple(self._specs)
+
+    async def start(self, *, start_s: float) -> None:
+        """Launch every member. One that fails, or dies while others are launched, ends the start at once.
+
+        Raises:
+            DeadlineExceeded: It took longer than ``start_s``; it names those that were not there.
+            WorkerLost: A member died that had been launched.
+            ConductorError: A member could not be launched.
+        """
+        with anyio.move_on_after(start_s) as scope:
+            await self._launch(self.members)
+        if scope.cancelled_caught:
+            behind = ", ".join(member for member in self.members if member not in self._up)
+            raise DeadlineExceeded(what=f"the launch of {behind}", deadline_s=start_s)
+
+    async def replace(self, members: tuple[WorkerId, ...]) -> None:
+        """End some members, if anything of them runs, and launch them again in their places, under their own ids.
+
+        Cancelling: some may be gone; ``stop`` and another ``replace`` find them so.
+
+        Raises:
+            ConductorError: One could not be ended or launched.
+        """
+        names = tuple(member for member in self.members if member in set(members))
+        self._up.difference_update(names)
+        await all_or_first({f"end of {name}": partial(self._launcher.kill, name) for name in names})
+        await self._launch(names)
 
     async def ready(self) -> frozenset[WorkerId]:
         """Return the members that run."""
         states = await self._launcher.poll()
-        return frozenset(member for member in self.members if states.get(member) == "running")
+        return frozenset(member for member in self.members if member in states and states[member].running)
 
     async def missing(self) -> frozenset[WorkerId]:
         """Return the members that should run and do not."""
         return frozenset(self.members) - await self.ready()
+
+    async def losses(self) -> dict[WorkerId, WorkerLost]:
+        """Return the members that do not run, and why."""
+        states = await self._launcher.poll()
+        losses: dict[WorkerId, WorkerLost] = {}
+        for member in self.members:
+            state = states.get(member)
+            if state is None:
+                losses[member] = WorkerLost(worker=member, cause="it was not launched")
+            elif state.cause is not None:
+                losses[member] = WorkerLost(worker=member, cause=state.cause, preempted=state.preempted)
+        return losses
 
     async def probe(self, member: WorkerId) -> bool:
         """Return whether one member runs."""
@@ -52,7 +113,32 @@ class WorkerGroup:
         Raises:
             PortFailed: Some could not be ended; it names them.
         """
-        await undo_each(self.members[::-1], lambda member: self._launcher.kill(WorkerId(member)))
+        await undo_each(self.members, lambda member: self._launcher.kill(WorkerId(member)))
+
+    async def _launch(self, members: Sequence[WorkerId]) -> None:
+        acts = {f"launch of {member}": partial(self._launch_one, member) for member in members}
+        if self._at_once:
+            await all_or_first(acts, beside=partial(self._watch, members))
+            return
+
+        async def in_turn() -> None:
+            for act in acts.values():
+                await act()
+
+        await all_or_first({"launch of one after the other": in_turn}, beside=partial(self._watch, members))
+
+    async def _launch_one(self, member: WorkerId) -> None:
+        await self._launcher.launch(self._specs[member])
+        self._up.add(member)
+
+    async def _watch(self, members: Sequence[WorkerId]) -> None:
+        """Fail when one of some members dies that had been launched."""
+        while True:
+            await anyio.sleep(_LOOK_S)
+            losses = await self.losses()
+            for member in members:
+                if member in self._up and member in losses:
+                    raise losses[member]
 
 
 _: type[LifecyclePort] = WorkerGroup
@@ -60,7 +146,13 @@ _: type[LifecyclePort] = WorkerGroup
 
 @asynccontextmanager
 async def open_group(
-    vertices: Sequence[Vertex], launcher: LauncherPort, site: Site, *, stop_s: float
+    vertices: Sequence[Vertex],
+    launcher: LauncherPort,
+    site: Site,
+    *,
+    start_s: float,
+    stop_s: float,
+    at_once: bool = False,
 ) -> AsyncGenerator[WorkerGroup]:
     """Launch every member; on the way out, and on any failure on the way in, end them all.
 
@@ -70,13 +162,14 @@ async def open_group(
         vertices: The members, where a plan puts them; their bundles are reserved.
         launcher: What starts them.
         site: Facts about the run.
+        start_s: Deadline of the start, in seconds.
         stop_s: Deadline of the undo, in seconds; it is shielded for as long.
+        at_once: Whether members are launched at once: only where each has a process of its own.
 
     Raises:
-        PortFailed: A member could not be opened.
+        ConductorError: As ``WorkerGroup.start``.
     """
-    group = WorkerGroup(tuple(vertex.name for vertex in vertices), launcher)
+    group = WorkerGroup(vertices, launcher, site, at_once=at_once)
     async with undoing(group.stop, stop_s):
-        for vertex in vertices:
-            await launcher.launch(spec_of(vertex, site))
+        await group.start(start_s=start_s)
         yield group

@@ -13,26 +13,25 @@ from conductor.decoding import decode
 from conductor.disk import on_disk
 from conductor.jobfile import as_in_file
 from conductor.loading import read_file
-from protocols.backend import PlacementPort
+from protocols.backend import Inventory
 from protocols.errors import ConfigError
 from protocols.fleet import Plan
 
 PLAN_FILE = "plan.json"
 
 
-async def planned(cfg: RunConfig, placement: PlacementPort, given: Collection[str], made: Plan | None = None) -> Plan:
+def planned(cfg: RunConfig, inventory: Inventory, given: Collection[str], made: Plan | None = None) -> Plan:
     """Return the plan that a run is launched by.
 
     Args:
         cfg: The job.
-        placement: What there is.
+        inventory: What there is.
         given: Sections whose workloads are handed over in code.
         made: A plan to check, edited or not; None: one is made.
 
     Raises:
         ConfigError: There is no plan, or the one that was made is none of this job on these nodes.
     """
-    inventory = await placement.inventory()
     if made is None:
         found = plan(cfg, inventory, given)
         if isinstance(found, Plan):

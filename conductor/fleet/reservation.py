@@ -25,7 +25,7 @@ async def open_reservations(
         Infeasible: The resources do not exist.
         Transient: Others hold them now.
     """
-    names = tuple(bundle.name for bundle in reversed(bundles))
+    names = tuple(bundle.name for bundle in bundles)
     async with undoing(lambda: undo_each(names, placement.release), stop_s):
         for bundle in bundles:
             request = ReserveRequest(reservation_id=bundle.name, resources=bundle.resources, node=bundle.node)

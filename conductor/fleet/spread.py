@@ -1,11 +1,12 @@
-"""One port over several equal workers: a call goes to the one with the fewest calls open."""
+"""One port over equal workers: a call goes to the one with the fewest calls open, of those that are there."""
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 import anyio
 
+from conductor.fleet.attendance import Attendance
 from protocols.aio import owned
 from protocols.errors import Transient
 from protocols.grading import GradeReport, GradeRequest, GraderPort
@@ -19,14 +20,17 @@ P = TypeVar("P")
 class _LeastBusy(Generic[P]):
     """Some workers, and how many calls are open at each."""
 
-    def __init__(self, workers: Mapping[WorkerId, P]) -> None:
+    def __init__(self, workers: Mapping[WorkerId, P], attendance: Attendance) -> None:
         self.workers = workers
+        self._attendance = attendance
         self._open = dict.fromkeys(workers, 0)
 
-    @contextmanager
-    def lend(self) -> Generator[P]:
-        """Give the worker with the fewest calls open, the first of several, for one call."""
-        name = min(self._open, key=self._open.__getitem__)
+    @asynccontextmanager
+    async def lend(self) -> AsyncGenerator[P]:
+        """Give the worker with the fewest calls open, the first of several, for one call; wait while all are away."""
+        await self._attendance.wait_for(self.workers)
+        there = [name for name in self._open if name not in self._attendance.away]
+        name = min(there or self._open, key=self._open.__getitem__)
         self._open[name] += 1
         try:
             yield self.workers[name]
@@ -35,26 +39,26 @@ class _LeastBusy(Generic[P]):
 
 
 class Graders:
-    """Several graders as one (``GraderPort``)."""
+    """Graders as one (``GraderPort``)."""
 
-    def __init__(self, workers: Mapping[WorkerId, GraderPort]) -> None:
-        self._graders = _LeastBusy(workers)
+    def __init__(self, workers: Mapping[WorkerId, GraderPort], attendance: Attendance) -> None:
+        self._graders = _LeastBusy(workers, attendance)
 
     async def grade(self, request: GradeRequest) -> GradeReport:
         """Let one of them grade."""
-        with self._graders.lend() as grader:
+        async with self._graders.lend() as grader:
             return await grader.grade(request)
 
 
 class Executors:
-    """Several executors as one (``RolloutExecutorPort``)."""
+    """Executors as one (``RolloutExecutorPort``)."""
 
-    def __init__(self, workers: Mapping[WorkerId, RolloutExecutorPort]) -> None:
-        self._executors = _LeastBusy(workers)
+    def __init__(self, workers: Mapping[WorkerId, RolloutExecutorPort], attendance: Attendance) -> None:
+        self._executors = _LeastBusy(workers, attendance)
 
     async def generate(self, lease: RolloutLease) -> GroupReceipt:
         """Let one of them play."""
-        with self._executors.lend() as executor:
+        async with self._executors.lend() as executor:
             return await executor.generate(lease)
 
     async def abort(self, prefix: str) -> AbortReport:

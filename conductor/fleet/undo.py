@@ -1,10 +1,12 @@
 """What was acquired is given back on every way out, and a failing teardown hides no error."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 
+from protocols.aio import owned
 from protocols.errors import PortFailed
 
 
@@ -46,17 +48,22 @@ def _tell(teardown: str, error: BaseException | None) -> None:
     error.add_note(f"teardown: {teardown}")
 
 
-async def undo_each(names: tuple[str, ...], undo: Callable[[str], Awaitable[None]]) -> None:
-    """Undo what was acquired under each of some names, all of it even if some fails.
+async def undo_each(names: Sequence[str], undo: Callable[[str], Awaitable[None]]) -> None:
+    """Undo what was acquired under each of some names, all at once: one that hangs must not keep the others.
 
     Raises:
         PortFailed: Some could not be undone; it names them.
     """
-    failed: list[str] = []
-    for name in names:
+    failed: dict[str, Exception] = {}
+
+    async def one(name: str) -> None:
         try:
-            await undo(name)
-        except Exception as exc:  # noqa: BLE001 - the others are still to be undone; told below
-            failed.append(f"{name} ({exc})")
+            await owned(f"end of {name}", partial(undo, name))
+        except Exception as exc:  # noqa: BLE001 - told below
+            failed[name] = exc
+
+    async with anyio.create_task_group() as tasks:
+        for name in names:
+            tasks.start_soon(one, name, name=f"end of {name}")
     if failed:
-        raise PortFailed(f"could not end {', '.join(failed)}")
+        raise PortFailed(f"could not end {', '.join(f'{name} ({failed[name]})' for name in names if name in failed)}")

@@ -10,6 +10,7 @@ import pytest
 from backends.graders import function
 from backends.sim.grader import ScriptedGrader
 from backends.sim.payloads import ScriptedPayloads
+from conductor.fleet.attendance import Attendance
 from conductor.fleet.spread import Graders
 from protocols.adapters import Host
 from protocols.backend import PayloadPort
@@ -81,7 +82,7 @@ async def _scripted(payloads: PayloadPort) -> AsyncGenerator[GraderPort]:
 @asynccontextmanager
 async def _two(payloads: PayloadPort) -> AsyncGenerator[GraderPort]:
     async with _scripted(payloads) as first, _scripted(payloads) as second:
-        yield Graders({WorkerId("reward/0"): first, WorkerId("reward/1"): second})
+        yield Graders({WorkerId("reward/0"): first, WorkerId("reward/1"): second}, Attendance())
 
 
 PROCESSES = pytest.param("processes", marks=pytest.mark.real_time)

@@ -19,6 +19,7 @@ from protocols.messages import LeaseId, PayloadRef, WorkerId
 from protocols.prompts import Prompt, TextPrompt
 from protocols.sections import Section, Site
 from tests.support import hosted
+from tests.support.hosted import running
 
 OpenLauncher = Callable[[], AbstractAsyncContextManager[LauncherPort]]
 Opened = Callable[[], list[str]]
@@ -98,7 +99,7 @@ async def test_a_launched_workload_answers_calls(
         await launcher.launch(spec())
         assert opened() == [REWARD], "it is ready when launch returns"
         assert await launcher.call(REWARD, "grade", (REQUEST,)) == REPORT
-        assert await launcher.poll() == {REWARD: "running"}
+        assert await running(launcher) == {REWARD: True}
 
 
 async def test_the_end_of_the_launcher_ends_its_workloads(
@@ -214,7 +215,7 @@ async def test_a_refusal_reaches_the_caller_as_it_is(open_backend_launcher: Open
         with pytest.raises(Infeasible) as refused:
             await launcher.call(REWARD, "grade", (REQUEST,))
         assert (refused.value.what, refused.value.asked, refused.value.available) == ("grading", 2, 1)
-        assert await launcher.poll() == {REWARD: "running"}
+        assert await running(launcher) == {REWARD: True}
 
 
 async def test_kill_ends_the_calls_that_are_inside(open_backend_launcher: OpenLauncher, spec: MakeSpec) -> None:
@@ -238,7 +239,7 @@ async def test_cancelling_a_call_leaves_the_worker_alone(open_backend_launcher: 
         with anyio.move_on_after(1) as scope:
             await launcher.call(REWARD, "grade", (REQUEST,))
         assert scope.cancelled_caught
-        assert await launcher.poll() == {REWARD: "running"}
+        assert await running(launcher) == {REWARD: True}
 
 
 async def test_a_worker_that_dies_is_lost_with_its_cause(open_backend_launcher: OpenLauncher, spec: MakeSpec) -> None:
@@ -248,7 +249,7 @@ async def test_a_worker_that_dies_is_lost_with_its_cause(open_backend_launcher: 
         with pytest.raises(WorkerLost, match="Bug: while running") as lost, anyio.fail_after(5):
             await launcher.call(REWARD, "grade", (REQUEST,))
         assert lost.value.__cause__ is not None
-        assert await launcher.poll() == {REWARD: "exited"}
+        assert await running(launcher) == {REWARD: False}
         with pytest.raises(WorkerLost):
             await launcher.call(REWARD, "grade", (REQUEST,))
         await launcher.kill(REWARD)

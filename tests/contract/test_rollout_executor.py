@@ -11,6 +11,7 @@ import pytest
 from backends.episodes.single_turn import SingleTurn
 from backends.models.tokenizers import CharacterTokenizer
 from backends.sim.payloads import ScriptedPayloads
+from conductor.fleet.attendance import Attendance
 from conductor.fleet.spread import Executors
 from protocols.errors import Aborted, EngineStale
 from protocols.inference import AbortReport, Sampling, WeightsManifest
@@ -61,7 +62,7 @@ async def _scripted(*, token_s: float = 0.25) -> AsyncGenerator[Opened]:
 async def _two(*, token_s: float = 0.25) -> AsyncGenerator[Opened]:
     payloads, inference = ScriptedPayloads(), await _served(token_s)
     executors = [SingleTurn(CharacterTokenizer(VOCABULARY, "."), inference, payloads) for _ in range(2)]
-    both = Executors({WorkerId(f"episode/{number}"): one for number, one in enumerate(executors)})
+    both = Executors({WorkerId(f"episode/{number}"): one for number, one in enumerate(executors)}, Attendance())
     yield Opened(both, payloads, inference)
 
 

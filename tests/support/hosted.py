@@ -12,9 +12,10 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from protocols.adapters import Host
+from protocols.backend import LauncherPort
 from protocols.errors import Infeasible, Problem
 from protocols.grading import Grade, GradeReport, GradeRequest, GraderPort
-from protocols.messages import Message
+from protocols.messages import Message, WorkerId
 from protocols.sections import Site
 
 KIND = "tests.support.hosted:Hosted"
@@ -33,6 +34,11 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
         return True
     return False
+
+
+async def running(launcher: LauncherPort) -> dict[WorkerId, bool]:
+    """Return whether each worker runs that was launched and not killed."""
+    return {name: state.running for name, state in (await launcher.poll()).items()}
 
 
 class Bug(Exception):

@@ -18,6 +18,8 @@ from protocols.errors import Problem
 from protocols.sections import Site
 from protocols.training import TrainerPort
 
+RANKS = True
+
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
     """Return what is wrong: options that do not go together, no model, or no torch to train it with."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from conductor.core.planning.request import Request
 from conductor.core.planning.rooms import Room, Seat, for_workers
-from conductor.core.planning.wishes import Team, Wish
+from conductor.core.planning.wishes import POLICY, Team, Wish
 from protocols.backend import Inventory, Resources
 from protocols.errors import Problem
 
@@ -22,6 +22,16 @@ def on_hardware(request: Request, inventory: Inventory) -> Request:
 def _on_cpu(wish: Wish) -> Wish:
     resources = Resources(cpus=wish.resources.cpus, memory_gib=wish.resources.memory_gib)
     return replace(wish, resources=resources, devices=None, shares_devices=False)
+
+
+def find_crowded(wishes: Sequence[Wish], inventory: Inventory) -> Iterator[Problem]:
+    """Find workers that train together where they would share a process."""
+    for wish in wishes:
+        if wish.name == POLICY and wish.instances > 1 and not inventory.own_processes:
+            why = "workers that train together need a process each, and the backend gives them none"
+            mend = "set backend.kind to 'processes', or leave it out"
+            field = f"fleet.roles.{wish.name}.instances"
+            yield Problem(field=field, value=str(wish.instances), why=why, mend=mend)
 
 
 def find_impossible(wish: Wish, inventory: Inventory) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from conductor.config import RunConfig
-from conductor.core.planning.placing import find_impossible, on_hardware, place
+from conductor.core.planning.placing import find_crowded, find_impossible, on_hardware, place
 from conductor.core.planning.request import request_of
 from conductor.core.planning.rooms import Seat, controllers_cpus
 from conductor.core.planning.sharing import bind, rank_seats
@@ -33,7 +33,8 @@ def plan(job: RunConfig, inventory: Inventory, given: Collection[str] = ()) -> P
     impossible = {wish.name: tuple(find_impossible(wish, inventory)) for wish in request.wishes}
     possible = [team for team in request.teams if not any(impossible[wish.name] for wish in team.wishes)]
     seats, homeless = place(possible, inventory)
-    problems = (*request.problems, *(one for found in impossible.values() for one in found), *homeless)
+    crowded = find_crowded(request.wishes, inventory)
+    problems = (*request.problems, *crowded, *(one for found in impossible.values() for one in found), *homeless)
     return problems or _assemble(request.wishes, request.teams, seats, inventory)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conductor.config import CollocateConfig, FleetConfig, RoleConfig
-from conductor.core.planning.wishes import POLICY, ROLES, ROLLOUT, Runs, Team, Wish, launched, wish_of
+from conductor.core.planning.wishes import ROLES, ROLLOUT, Runs, Team, Wish, launched, wish_of
 from protocols.errors import Problem
 from protocols.fleet import CONTROLLER
 
@@ -98,9 +98,6 @@ def _known_role(at: str, name: str, config: RoleConfig, *, own: bool, launched: 
     if config.instances is not None and name == ROLLOUT:
         why, value = "'engines' says how many there are", str(config.instances)
         yield Problem(field=f"{at}.instances", value=value, why=why, mend=f"set engines = {value}")
-    if (config.instances or 1) > 1 and name == POLICY:
-        why, value = "the policy is trained by one worker", str(config.instances)
-        yield Problem(field=f"{at}.instances", value=value, why=why, mend="leave it out")
 
 
 def _counts(at: str, wish: Wish) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 
 from conductor.config import RunConfig
-from conductor.core.planning.placing import on_hardware
+from conductor.core.planning.placing import find_crowded, on_hardware
 from conductor.core.planning.plan import edges_between, find_unusable, planned_role
 from conductor.core.planning.request import Request, request_of
 from conductor.core.planning.sharing import device_order, rank
@@ -40,6 +40,7 @@ def verify(plan: Plan, job: RunConfig, inventory: Inventory, given: Collection[s
     workers = {vertex.name: vertex for vertex in plan.vertices if vertex.name in known}
     places = find_misplaced(plan, workers, request, inventory)
     return (
+        *find_crowded(request.wishes, inventory),
         *_roster(plan, known),
         *_roles(plan, request),
         *(problem for name, vertex in workers.items() for problem in _identity(vertex, *known[name])),

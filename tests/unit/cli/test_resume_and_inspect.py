@@ -4,10 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anyio
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from backends.inproc.payloads import InprocPayloads
+from backends.ledgers import sqlite
 from conductor.cli.main import main
+from protocols.adapters import Host
+from protocols.ledger import Incident
+from protocols.messages import WeightVersion, WorkerId
+from protocols.sections import Site
 from tests.unit.cli.test_commands import JOB
 
 pytestmark = pytest.mark.real_time  # the commands start a loop of their own
@@ -93,6 +101,7 @@ def test_inspect_proves_the_books(job: str) -> None:
         "lives": 1,
         "events": found["events"],
         "lost": 0,
+        "incidents": 0,
         "compacted": False,
         "balanced": True,
         "groups": {"admitted": 4, "committed": 4, "filtered": {}, "dropped": {}, "open": {}},
@@ -102,6 +111,40 @@ def test_inspect_proves_the_books(job: str) -> None:
     result = invoke("inspect", str(folder(job)))
     assert "groups   4 admitted = 4 committed + 0 filtered + 0 dropped + 0 open" in result.stdout
     assert result.stdout.splitlines()[-1] == "the books are balanced"
+
+
+def test_inspect_tells_of_lost_workers(job: str) -> None:
+    """Issue E: what died, why, what was done about it and whether that helped, from the record alone."""
+    incident = Incident(
+        role="rollout",
+        workers=(WorkerId("rollout/1"),),
+        cause="worker",
+        level="worker",
+        attempts=1,
+        verdict="restored",
+        detail="worker rollout/1 is lost: it was killed by SIGKILL\nits last words",
+        version=WeightVersion(7),
+        seconds=3.25,
+    )
+    assert run(job).exit_code == 0
+    nothing = invoke("inspect", str(folder(job)), "--incidents").stdout
+    assert nothing == "no worker was lost\n"
+
+    async def append() -> None:
+        site = Site(job_dir=".", run_dir=str(folder(job)), resume=True)
+        async with sqlite.open(sqlite.Config(), Host(site=site, payloads=InprocPayloads())) as ledger:
+            await ledger.append((incident,))
+
+    anyio.run(append)
+    head, line, detail = invoke("inspect", str(folder(job)), "--incidents").stdout.splitlines()
+    assert head.split() == ["at", "workers", "cause", "level", "attempts", "verdict", "took"]
+    assert line.split() == ["v7", "rollout/1", "worker", "worker", "1", "restored", "3.2", "s"]
+    assert detail.strip() == "worker rollout/1 is lost: it was killed by SIGKILL"
+    (told,) = json.loads(invoke("inspect", str(folder(job)), "--incidents", "--json").stdout)
+    assert msgspec.convert(told, Incident) == incident
+    assert inspected(job)["balanced"], "it is in no accounts"
+    assert "workers were lost once" in invoke("inspect", str(folder(job))).stdout
+    assert run(job, "--resume", "--set", "steps=3").exit_code == 0, "a resume reads past it"
 
 
 def test_inspect_tells_the_history_of_a_lease(job: str) -> None:

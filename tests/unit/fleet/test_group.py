@@ -21,6 +21,7 @@ from protocols.sections import Section, Site
 from protocols.wire import over_codec
 
 SITE = Site(job_dir=".")
+START_S = 60.0
 STOP_S = 5.0
 opened: list[str] = []
 closed: list[str] = []
@@ -87,7 +88,7 @@ def bundles(count: int = 2, cpus: float = 0.5) -> tuple[Bundle, ...]:
 def open_rollouts(
     backend: Backend, vertices: tuple[Vertex, ...] | None = None
 ) -> AbstractAsyncContextManager[WorkerGroup]:
-    return open_group(vertices or rollouts(), backend.launcher, SITE, stop_s=STOP_S)
+    return open_group(vertices or rollouts(), backend.launcher, SITE, start_s=START_S, stop_s=STOP_S)
 
 
 async def reserved(backend: Backend) -> float:
@@ -190,16 +191,16 @@ async def test_a_failing_teardown_does_not_replace_the_error_before_it() -> None
     """W07: the verdict stands, the teardown is a note on it."""
     launcher: LauncherPort = BrokenLauncher()  # type: ignore[assignment]
     with pytest.raises(KeyError) as caught:
-        async with open_group(rollouts(), launcher, SITE, stop_s=STOP_S):
+        async with open_group(rollouts(), launcher, SITE, start_s=START_S, stop_s=STOP_S):
             raise KeyError("the run's own")
-    assert "could not end rollout/1 (the node does not answer), rollout/0" in caught.value.__notes__[0]
+    assert "could not end rollout/0 (the node does not answer), rollout/1" in caught.value.__notes__[0]
 
 
 async def test_a_failing_teardown_alone_is_an_error() -> None:
     """W07: nobody hears of a worker that could not be ended, unless it is raised."""
     launcher: LauncherPort = BrokenLauncher()  # type: ignore[assignment]
     with pytest.raises(PortFailed, match="could not end"):
-        async with open_group(rollouts(), launcher, SITE, stop_s=STOP_S):
+        async with open_group(rollouts(), launcher, SITE, start_s=START_S, stop_s=STOP_S):
             pass
 
 

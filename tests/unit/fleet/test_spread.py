@@ -7,6 +7,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from backends.sim.grader import ScriptedGrader
+from conductor.fleet.attendance import Attendance
 from conductor.fleet.spread import Executors, Graders
 from protocols.errors import InvariantError, WorkerLost
 from protocols.grading import GradeRequest
@@ -31,7 +32,7 @@ def request_for(number: int) -> GradeRequest:
 async def test_calls_go_to_whoever_has_the_fewest_open() -> None:
     """A slow grader must not hold up what a free one could grade."""
     slow, fast = ScriptedGrader(grade_s=10.0), ScriptedGrader(grade_s=1.0)
-    graders = Graders({A: slow, B: fast})
+    graders = Graders({A: slow, B: fast}, Attendance())
 
     async def one_after_the_other() -> None:
         for number in range(1, 6):
@@ -50,7 +51,7 @@ async def test_a_call_that_fails_or_is_cancelled_counts_no_more() -> None:
         raise WorkerLost(worker=A, cause="it crashed")
 
     first, second = ScriptedGrader(refuse), ScriptedGrader(grade_s=1.0)  # type: ignore[arg-type]
-    graders = Graders({A: first, B: second})
+    graders = Graders({A: first, B: second}, Attendance())
     for number in range(3):
         with pytest.raises(WorkerLost):
             await graders.grade(request_for(number))
@@ -92,7 +93,7 @@ async def test_an_abort_reaches_every_executor_and_one_that_is_lost_is_unconfirm
     second = Executor(AbortReport(confirmed=frozenset({"x/2"})))
     lost = Executor(WorkerLost(worker="episode/2", cause="it crashed"))
     workers = {WorkerId(f"episode/{number}"): one for number, one in enumerate((first, second, lost))}
-    report = await Executors(workers).abort("x/")
+    report = await Executors(workers, Attendance()).abort("x/")
     assert report == AbortReport(confirmed=frozenset({"x/0", "x/2"}), unconfirmed=frozenset({"x/1", "episode/2"}))
     assert first.aborted == second.aborted == lost.aborted == ["x/"]
 
@@ -101,5 +102,37 @@ async def test_an_abort_that_fails_for_good_fails_as_it_did_when_all_were_asked(
     """No exception group crosses a port."""
     broken, other = Executor(InvariantError("a rule was broken")), Executor(AbortReport())
     with pytest.raises(InvariantError, match="a rule was broken"):
-        await Executors({WorkerId("episode/0"): broken, WorkerId("episode/1"): other}).abort("x/")
+        await Executors({WorkerId("episode/0"): broken, WorkerId("episode/1"): other}, Attendance()).abort("x/")
     assert other.aborted == ["x/"]
+
+
+async def test_a_worker_that_is_away_gets_no_calls() -> None:
+    """One that is dead answers at once that it is, has the fewest calls open, and drew all of them."""
+    attendance, lost, there = Attendance(), ScriptedGrader(grade_s=1.0), ScriptedGrader(grade_s=1.0)
+    graders = Graders({A: lost, B: there}, attendance)
+    with attendance.tended():
+        attendance.leave(A)
+        for number in range(3):
+            await graders.grade(request_for(number))
+        attendance.come_back(A)
+        await graders.grade(request_for(3))
+    assert (len(lost.requests), len(there.requests)) == (1, 3)
+
+
+async def test_while_all_are_away_a_call_waits_for_the_first_to_come_back() -> None:
+    """A grader takes seconds to start anew; a call that failed at once would use up the attempts of its group."""
+    attendance, grader = Attendance(), ScriptedGrader(grade_s=1.0)
+    graders = Graders({A: grader}, attendance)
+
+    async def come_back() -> None:
+        await anyio.sleep(30)
+        attendance.come_back(A)
+
+    with attendance.tended():
+        attendance.leave(A)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(come_back)
+            await graders.grade(request_for(0))
+        assert anyio.current_time() == pytest.approx(31)
+        attendance.leave(A)
+    await graders.grade(request_for(1))  # nobody brings it back any more: the call itself says what is wrong

@@ -22,6 +22,7 @@ from protocols.prompts import Prompt, TextPrompt
 from protocols.rollouts import GroupPayload
 from protocols.sections import Section, Site
 from tests.support import hosted
+from tests.support.hosted import running
 from tests.support.scripted.inference import ScriptedInference
 
 REWARD = WorkerId("reward/0")
@@ -133,7 +134,7 @@ async def test_a_bug_of_a_workload_surfaces_unchanged() -> None:
         await backend.launcher.launch(spec(call="bug"))
         with pytest.raises(hosted.Bug):
             await backend.launcher.call(REWARD, "grade", (REQUEST,))
-        assert await backend.launcher.poll() == {REWARD: "running"}
+        assert await running(backend.launcher) == {REWARD: True}
 
 
 async def _inference_of(backend: Backend) -> object:

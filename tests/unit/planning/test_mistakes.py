@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from conductor.config import CollocateConfig, FleetConfig, RoleConfig
 from conductor.core.planning.plan import plan
+from conductor.core.planning.verify import verify
 from conductor.validation import find_problems
 from protocols.backend import Inventory
 from protocols.errors import Problem
@@ -104,7 +105,7 @@ MISTAKES: dict[str, Mistake] = {
         "no process takes such a variable",
     ),
     "rollouts counted twice": ("rollout", RoleConfig(instances=2), "fleet.roles.rollout.instances", "'engines' says"),
-    "two policies": ("policy", RoleConfig(instances=2), "fleet.roles.policy.instances", "one worker"),
+    "two policies": ("policy", RoleConfig(instances=2), "fleet.roles.policy.instances", "a process each"),
     "a section that is missing": (
         "evaluation",
         RoleConfig(),
@@ -134,6 +135,15 @@ def test_a_mistake_is_named(name: str) -> None:
 @pytest.mark.parametrize("role", ["rollout", "reward", "policy"])
 def test_without_the_mistake_there_is_a_plan(role: str) -> None:
     assert isinstance(plan(job(**{role: RoleConfig(accelerators=1, cpus=1)}), GPUS), Plan)
+
+
+def test_workers_with_a_process_each_may_train_one_policy() -> None:
+    wanted = job(policy=RoleConfig(instances=2))
+    found = plan(wanted, msgspec.structs.replace(GPUS, own_processes=True))
+    assert isinstance(found, Plan)
+    assert [vertex.name for vertex in found.workers("policy")] == ["policy/0", "policy/1"]
+    (problem,) = verify(found, wanted, GPUS)
+    assert "a process each" in problem.why, "a plan that was made for another backend"
 
 
 @given(st.data())

@@ -21,6 +21,7 @@ from protocols.inference import GenerateRequest, Generation, WeightsManifest
 from protocols.messages import PayloadRef, WeightVersion, WorkerId
 from protocols.sections import Section, Site
 from tests.support import hosted
+from tests.support.hosted import running
 from tests.support.leftovers import descriptors, marked, names_in
 from tests.support.pids import Watched
 from tests.support.probe import KIND, asking, told
@@ -126,7 +127,7 @@ async def test_a_kill_from_outside_is_told_at_once(tmp_path: Path) -> None:
                 callers.start_soon(call)
                 await anyio.wait_all_tasks_blocked()
                 os.kill(pid, signal.SIGKILL)
-        assert await backend.launcher.poll() == {PROBE: "exited"}
+        assert await running(backend.launcher) == {PROBE: False}
         tasks.cancel_scope.cancel()
 
 
@@ -158,7 +159,7 @@ async def test_a_worker_that_stands_still_is_found_by_its_heartbeat(tmp_path: Pa
                 await anyio.wait_all_tasks_blocked()
                 if state == "stopped":
                     os.kill(pid, signal.SIGSTOP)
-        assert await backend.launcher.poll() == {PROBE: "exited"}
+        assert await running(backend.launcher) == {PROBE: False}
 
 
 async def test_a_worker_that_only_works_is_left_alone(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ async def test_a_worker_that_only_works_is_left_alone(tmp_path: Path) -> None:
         with anyio.move_on_after(6) as scope:
             await ask(backend, "wait")
         assert scope.cancelled_caught
-        assert await backend.launcher.poll() == {PROBE: "running"}
+        assert await running(backend.launcher) == {PROBE: True}
 
 
 @pytest.mark.parametrize("state", ["stubborn", "stopped"])
@@ -320,7 +321,7 @@ async def test_a_worker_that_breaks_the_protocol_is_ended(tmp_path: Path) -> Non
         worker._child.socket.send(b"print('hello') where a frame belongs, and some more")
         with anyio.fail_after(20), pytest.raises(WorkerLost):
             await ask(backend, "wait")
-        assert await backend.launcher.poll() == {PROBE: "exited"}
+        assert await running(backend.launcher) == {PROBE: False}
 
 
 async def test_no_room_for_a_process_may_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from protocols.backend import WorkloadSpec
 from protocols.errors import PortFailed
 from protocols.messages import WorkerId
 from protocols.sections import Section, Site
+from tests.support.hosted import running
 
 pytestmark = pytest.mark.real_time
 
@@ -66,7 +67,7 @@ async def test_a_program_ends_with_its_worker_and_so_does_all_that_it_started(fo
         await backend.launcher.launch(spec(folder, sys.executable, "-c", WITH_CHILD))
         processes = await descriptors(folder)
         assert len(processes) == 2
-        assert await backend.launcher.poll() == {JUDGE: "running"}
+        assert await running(backend.launcher) == {JUDGE: True}
         await backend.launcher.kill(JUDGE)
         await have_ended(processes)
 

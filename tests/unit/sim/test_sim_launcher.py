@@ -14,6 +14,7 @@ from protocols.faults import FaultPlan
 from protocols.messages import WorkerId
 from protocols.sections import Section, Site
 from protocols.simulation import Observed
+from tests.support.hosted import running
 
 REWARD, POLICY = WorkerId("reward/0"), WorkerId("policy/0")
 
@@ -50,7 +51,7 @@ def spec(worker_id: WorkerId = REWARD, section: str = "reward") -> WorkloadSpec:
 async def test_it_hosts_a_role_whatever_the_job_names(launcher: SimLauncher) -> None:
     await launcher.launch(spec())
     assert await launcher.call(REWARD, "grade", ()) == 1
-    assert await launcher.poll() == {REWARD: "running"}
+    assert await running(launcher) == {REWARD: True}
     with pytest.raises(InvariantError):
         await launcher.launch(spec())
     with pytest.raises(UserError):
@@ -78,7 +79,7 @@ async def test_kill_ends_the_calls_inside_and_is_idempotent(launcher: SimLaunche
 async def test_a_crashed_worker_comes_back_empty(launcher: SimLauncher) -> None:
     await launcher.launch(spec())
     launcher.crash(REWARD, 10.0)
-    assert await launcher.poll() == {REWARD: "exited"}
+    assert await running(launcher) == {REWARD: False}
     with pytest.raises(WorkerLost, match="crashed"):
         await launcher.call(REWARD, "grade", ())
     await anyio.sleep(10)

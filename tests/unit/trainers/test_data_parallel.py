@@ -5,7 +5,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from backends.trainers.data_parallel import DataParallel
-from protocols.errors import BudgetExhausted, PeersLost, PortFailed, WorkerLost
+from protocols.errors import BudgetExhausted, PeersLost, PortFailed, Transient, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, PayloadRef, WeightVersion, WorkerId
 from protocols.training import (
@@ -204,8 +204,9 @@ async def test_a_lost_rank_costs_the_step_under_way_at_most(victim: WorkerId, wh
     fleet = Fleet()
     await _step(fleet, 0)
     fleet.ranks[victim].dies_in = when
-    with anyio.fail_after(5), pytest.raises(WorkerLost):
+    with anyio.fail_after(5), pytest.raises(Transient, match="is lost") as failed:
         await _step(fleet, 1)
+    assert not isinstance(failed.value, WorkerLost), "which would say that the trainer is gone"
     outcome = await fleet.trainer.outcome(_batch(1).dispatch_id)
     assert (outcome is not None) == (when == "after_step")
     await fleet.trainer.stage_weights(StageRequest(owner="w", exclusive=False))
@@ -235,10 +236,10 @@ async def test_a_budget_ends_the_restarts() -> None:
     fleet = Fleet(budget=2)
     for _ in range(2):
         fleet.ranks[NAMES[2]].dies_in = "train_step"
-        with pytest.raises(WorkerLost):
+        with pytest.raises(Transient, match="is lost"):
             await _step(fleet, 0)
     fleet.ranks[NAMES[2]].dies_in = "train_step"
-    with pytest.raises(WorkerLost):
+    with pytest.raises(Transient, match="is lost"):
         await _step(fleet, 0)
     with pytest.raises(BudgetExhausted):
         await _step(fleet, 0)
@@ -249,7 +250,7 @@ async def test_where_nobody_holds_a_whole_version_only_a_checkpoint_leads_on(har
     fleet = Fleet()
     await _step(fleet, 0)
     fleet.ranks[NAMES[0]].dies_in = "train_step"
-    with pytest.raises(WorkerLost):
+    with pytest.raises(Transient, match="is lost"):
         await _step(fleet, 1)
     for rank in list(fleet.ranks.values())[1:]:
         if harm == "all lost":
@@ -260,11 +261,41 @@ async def test_where_nobody_holds_a_whole_version_only_a_checkpoint_leads_on(har
         await _step(fleet, 1)
 
 
+async def test_a_rank_that_was_replaced_between_two_steps_is_given_the_state() -> None:
+    """Nobody called it meanwhile, so nobody was told that it was lost: its parameters are those of a fresh process."""
+    fleet = Fleet()
+    await _step(fleet, 0)
+    fleet.ranks[NAMES[0]].reset()
+    fleet.trainer.replaced(NAMES[0])
+    await fleet.trainer.meet()
+    joined = fleet.ranks[NAMES[0]].joined
+    assert joined is not None
+    assert NAMES[joined.source] != NAMES[0]
+    assert joined.generation == 2
+    fleet.copy_from_source()
+    assert (await _step(fleet, 1)).version == 2
+
+
+@pytest.mark.parametrize("call", ["stage_weights", "save"])
+async def test_what_one_rank_does_is_done_by_the_one_that_took_its_place(call: str) -> None:
+    fleet = Fleet()
+    await _step(fleet, 0)
+    fleet.ranks[NAMES[0]].dies_in = call
+    if call == "save":
+        await fleet.trainer.save(CheckpointRequest(path="/there"))
+    else:
+        await fleet.trainer.stage_weights(StageRequest(owner="w", exclusive=False))
+    assert fleet.launches == [2, 1, 1]
+    joined = fleet.ranks[NAMES[0]].joined
+    assert joined is not None
+    assert NAMES[joined.source] != NAMES[0]
+
+
 async def test_gradients_do_not_outlive_a_parting() -> None:
     fleet = Fleet()
     await fleet.trainer.accumulate(_batch(0))
     fleet.ranks[NAMES[1]].dies_in = "apply"
-    with pytest.raises(WorkerLost):
+    with pytest.raises(Transient, match="policy/1 is lost"):
         await fleet.trainer.apply(_batch(0).dispatch_id)
     with pytest.raises(PortFailed, match="not accumulated"):
         await fleet.trainer.apply(_batch(0).dispatch_id)
@@ -278,3 +309,29 @@ async def test_an_outcome_nobody_can_know_is_no_answer() -> None:
         rank.die()
     with pytest.raises(WorkerLost):
         await fleet.trainer.outcome(_batch(0).dispatch_id)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_a_snapshot_goes_with_the_rank_that_took_it(when: str) -> None:
+    """Law 5: what another rank holds by then is another version, and must not be taken for the checkpoint's."""
+    fleet = Fleet()
+    await _step(fleet, 0)
+    await fleet.trainer.snapshot()
+    if when == "before":
+        fleet.trainer.replaced(NAMES[0])
+    else:
+        fleet.ranks[NAMES[0]].dies_in = "save"
+    with pytest.raises(Transient, match="lost"):
+        await fleet.trainer.save(CheckpointRequest(path="1"))
+
+
+async def test_a_snapshot_is_saved_while_the_ranks_step() -> None:
+    fleet = Fleet()
+    await _step(fleet, 0)
+    assert await fleet.trainer.snapshot() == 1
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_step, fleet, 1)
+        await fleet.trainer.save(CheckpointRequest(path="1"))
+    joined = fleet.ranks[NAMES[0]].joined
+    assert joined is not None
+    assert joined.generation == 1

@@ -1,0 +1,291 @@
+"""Brings lost workers of a role back: who notices, what is decided, and the incident that tells of it."""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import anyio
+from structlog.typing import FilteringBoundLogger
+
+from conductor.core.failover import Raise, Restart, Situation, Strikes, decide
+from conductor.fleet.attendance import Attendance
+from conductor.fleet.group import WorkerGroup
+from conductor.fleet.together import all_or_first
+from protocols.aio import deadline
+from protocols.errors import ConductorError, DeadlineExceeded, PortFailed, Transient, WorkerLost
+from protocols.fleet import Cause, PlannedRole
+from protocols.ledger import Incident
+from protocols.messages import WeightVersion, WorkerId
+
+Probe = Callable[[WorkerId], Awaitable[object]]
+"""Asks a worker something that takes no work."""
+
+_LOOK_S = 2.0
+"""Between two looks at the workers; a call that finds one lost does not wait for it."""
+
+_SILENCES = 3
+"""Probes in a row that a worker may leave unanswered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journal:
+    """What a failover knows of the run.
+
+    Attributes:
+        trained: The trainer's version.
+        record: Writes an incident down.
+        log: The run's.
+    """
+
+    trained: Callable[[], WeightVersion]
+    record: Callable[[Incident], Awaitable[None]]
+    log: FilteringBoundLogger
+
+
+@dataclass(kw_only=True)
+class _Course:
+    """One failover while it lasts."""
+
+    began: float
+    version: WeightVersion
+    cause: Cause
+    failure: ConductorError
+    lost: tuple[WorkerId, ...]
+    left: int
+    level: Literal["worker", "role", "job"] = "worker"
+    attempts: int = 0
+    details: list[str] = field(default_factory=list[str])
+
+
+class Failover:
+    """Tends the workers of one role as long as the run lasts.
+
+    ``run`` is the one task that decides and launches; everybody else only says what they found. A failover is a call in
+    it: it begins with lost workers, and ends with an incident and a verdict.
+
+    Args:
+        role: As it was planned.
+        group: Its workers.
+        holds_state: Whether what was trained is in them alone.
+        replaced: Told of each worker that is another process now, before anybody calls that.
+        probe: Finds out whether a worker hangs; None: its launcher does.
+        answer_s: Within how many seconds a probe is answered.
+    """
+
+    def __init__(
+        self,
+        role: PlannedRole,
+        group: WorkerGroup,
+        *,
+        holds_state: bool = False,
+        replaced: Callable[[WorkerId], None] | None = None,
+        probe: Probe | None = None,
+        answer_s: float = 5.0,
+    ) -> None:
+        self.role = role
+        self.attendance = Attendance()
+        self.replaced = replaced
+        self._group = group
+        self._holds_state = holds_state
+        self._probe = probe
+        self._answer_s = answer_s
+        self._strikes: dict[WorkerId, Strikes] = {member: Strikes() for member in group.members}
+        self._restarted = Strikes()
+        self._silent: dict[WorkerId, int] = dict.fromkeys(group.members, 0)
+        self._hint = anyio.Event()
+
+    @property
+    def members(self) -> tuple[WorkerId, ...]:
+        """The workers, in the order of the plan."""
+        return self._group.members
+
+    def suspect(self, worker: WorkerId) -> None:
+        """Take note that a call found a worker lost, and look at it at once."""
+        self.attendance.leave(worker)
+        self._hint.set()
+
+    async def restored(self, worker: WorkerId, loss: WorkerLost) -> None:
+        """Wait until a worker is there again that somebody found lost.
+
+        Raises:
+            WorkerLost: ``loss``: nobody brings it back any more.
+        """
+        self.suspect(worker)
+        await self.attendance.wait_for([worker])
+        if worker in self.attendance.away:
+            raise loss
+
+    async def run(self, journal: Journal) -> None:
+        """Bring back what is lost until cancelled.
+
+        Raises:
+            ConductorError: The job is given up.
+        """
+        with self.attendance.tended():
+            tend = {f"failover of {self.role.name}": partial(self._tend, journal)}
+            await all_or_first(tend, beside=partial(self._ask_all, journal))
+
+    async def _tend(self, journal: Journal) -> None:
+        while True:
+            await self._fail_over(await self._losses(journal), journal)
+
+    async def _losses(self, journal: Journal) -> dict[WorkerId, WorkerLost]:
+        """Wait until some workers are lost; whoever was only suspected is there again."""
+        while True:
+            with anyio.move_on_after(_LOOK_S):
+                await self._hint.wait()
+            self._hint = anyio.Event()
+            suspected = self.attendance.away
+            try:
+                losses = await self._group.losses()
+            except Transient as exc:
+                journal.log.warning("workers.not_polled", role=self.role.name, error=str(exc))
+                continue
+            losses |= {worker: self._hanging(worker) for worker, times in self._silent.items() if times >= _SILENCES}
+            for worker in suspected - losses.keys():
+                self.attendance.come_back(worker)
+            if losses:
+                return losses
+
+    async def _fail_over(self, losses: Mapping[WorkerId, WorkerLost], journal: Journal) -> None:
+        """One failover, of those that were lost for one cause; others are found by the next look."""
+        cause = _cause_of(next(iter(losses.values())))
+        lost = tuple(worker for worker, loss in losses.items() if _cause_of(loss) == cause)
+        course = _Course(
+            began=anyio.current_time(),
+            version=journal.trained(),
+            cause=cause,
+            failure=losses[lost[0]],
+            lost=lost,
+            left=len(self.members) - len(losses),
+            details=[str(losses[worker]) for worker in lost],
+        )
+        journal.log.warning("failover.began", role=self.role.name, workers=lost, cause=cause, error=course.details[0])
+        for worker in lost:
+            self.attendance.leave(worker)
+        given_up: ConductorError | None = None
+        try:
+            await self._restore(course, journal)
+        except ConductorError as exc:
+            given_up = exc
+        if given_up is None:
+            self._welcome(course.lost)
+            await self._close(course, "restored", journal)
+            return
+        course.level = "job"
+        course.details.append(str(given_up))
+        await self._close(course, "given_up", journal)
+        raise given_up
+
+    async def _restore(self, course: _Course, journal: Journal) -> None:
+        """Do what is decided until the workers are there.
+
+        Raises:
+            ConductorError: It is decided to give up, or they cannot be launched whatever is tried.
+        """
+        cause = course.cause
+        while True:
+            for worker in course.lost:
+                self._strikes[worker].strike(cause, journal.trained())
+            decision = decide(self._situation(course, cause, journal.trained()))
+            if isinstance(decision, Raise):
+                raise decision.error from course.failure
+            await self._follow(decision, course, journal.trained())
+            course.attempts += 1
+            try:
+                await self._group.replace(course.lost)
+            except (Transient, PortFailed) as exc:
+                course.failure, cause = exc, _cause_of(exc)
+                course.details.append(str(exc))
+                journal.log.warning("failover.failed", role=self.role.name, attempts=course.attempts, error=str(exc))
+            else:
+                return
+
+    async def _follow(self, decision: Restart, course: _Course, version: WeightVersion) -> None:
+        if decision.role:
+            self._restarted.strike("worker", version)
+            course.level, course.lost, course.left = "role", self.members, 0
+            for worker in course.lost:
+                self.attendance.leave(worker)
+        await anyio.sleep(decision.after_s)
+
+    def _situation(self, course: _Course, cause: Cause, version: WeightVersion) -> Situation:
+        return Situation(
+            role=self.role,
+            lost={worker: dict(self._strikes[worker].counts) for worker in course.lost},
+            cause=cause,
+            left=course.left,
+            holds_state=self._holds_state,
+            restarted=self._restarted.standing(version),
+            failure=str(course.failure),
+        )
+
+    def _welcome(self, workers: Collection[WorkerId]) -> None:
+        for worker in workers:
+            self._silent[worker] = 0
+            if self.replaced is not None:
+                self.replaced(worker)
+            self.attendance.come_back(worker)
+
+    async def _close(self, course: _Course, verdict: Literal["restored", "given_up"], journal: Journal) -> None:
+        incident = Incident(
+            role=self.role.name,
+            workers=course.lost,
+            cause=course.cause,
+            level=course.level,
+            attempts=course.attempts,
+            verdict=verdict,
+            detail="; then ".join(dict.fromkeys(course.details)),
+            version=course.version,
+            seconds=anyio.current_time() - course.began,
+        )
+        journal.log.warning("failover.ended", **{name: getattr(incident, name) for name in _TOLD})
+        await journal.record(incident)
+
+    def _hanging(self, worker: WorkerId) -> WorkerLost:
+        return WorkerLost(worker=worker, cause=f"it left {_SILENCES} probes of {self._answer_s:g} s unanswered")
+
+    async def _ask_all(self, journal: Journal) -> None:
+        """Ask every worker again and again whether it answers."""
+        probe = self._probe
+        if probe is None:
+            await anyio.sleep_forever()
+        else:
+            await self._ask_with(probe, journal)
+
+    async def _ask_with(self, probe: Probe, journal: Journal) -> None:
+        while True:
+            await anyio.sleep(_LOOK_S)
+            there = [worker for worker in self.members if worker not in self.attendance.away]
+            await all_or_first({f"probe of {worker}": partial(self._ask, worker, probe, journal) for worker in there})
+            if any(times >= _SILENCES for times in self._silent.values()):
+                self._hint.set()
+
+    async def _ask(self, worker: WorkerId, probe: Probe, journal: Journal) -> None:
+        try:
+            with deadline(f"probe of {worker}", self._answer_s):
+                await probe(worker)
+        except DeadlineExceeded:
+            self._silent[worker] += 1
+            return
+        except WorkerLost:
+            self.suspect(worker)
+        except ConductorError as exc:
+            journal.log.warning("probe.refused", worker=worker, error=str(exc))
+        self._silent[worker] = 0
+
+
+_TOLD = ("role", "workers", "cause", "level", "attempts", "verdict", "version", "seconds")
+
+
+def _cause_of(failure: ConductorError) -> Cause:
+    match failure:
+        case WorkerLost(preempted=True):
+            return "preemption"
+        case WorkerLost():
+            return "worker"
+        case Transient():
+            return "controller"
+        case _:
+            return "worker"

@@ -1,0 +1,139 @@
+"""A job on processes, with two ranks and two engines, some of which are killed while it trains."""
+
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from backends import processes
+from conductor import Conductor, RunResult, load_config
+from conductor.inspection import incidents, inspect, read_record
+from conductor.result import Accounts
+from protocols.aio import Doorbell
+from protocols.backend import Backend
+from protocols.messages import WorkerId
+from protocols.sections import Site
+from protocols.tracking import StepRecord
+
+HERE = Path(__file__).parent
+JOB = HERE.parents[1] / "examples" / "reverse" / "job.toml"
+SMALL = [
+    "batch_groups=4",
+    "group_size=4",
+    "sampling.max_tokens=2",
+    f"prompts.function={HERE / 'two_digits.py'}:prompt",
+    f"reward.function={HERE / 'two_digits.py'}:reward",
+    "reward.cheap=true",
+    "engine.threads=1",
+    "train.threads=1",
+    "engine.deterministic=true",
+]
+FLEET = [
+    "backend.kind=processes",
+    "engines=2",
+    "fleet.roles.policy.instances=2",
+    'fleet.environment={OMP_NUM_THREADS="1"}',
+]
+RANKS = [WorkerId("policy/0"), WorkerId("policy/1")]
+ENGINES = [WorkerId("rollout/0"), WorkerId("rollout/1")]
+EPISODE, REWARD = WorkerId("episode/0"), WorkerId("reward/0")
+
+pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.timeout(500)]
+
+
+class Steps:
+    """Counts the steps of a run, and lets others wait for them."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._bell = Doorbell()
+
+    def phase(self, name: str) -> None:
+        """Let it pass."""
+
+    def stepped(self, record: StepRecord, accounts: Accounts) -> None:
+        """Count."""
+        self.done += 1
+        self._bell.ring()
+
+    async def wait_for(self, more: int) -> None:
+        """Wait for some more steps."""
+        until = self.done + more
+        while self.done < until:
+            await self._bell.wait()
+
+
+class Fleet:
+    """The processes of a run."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._launcher = backend.launcher
+
+    async def pids(self) -> dict[WorkerId, int | None]:
+        return {name: state.pid for name, state in (await self._launcher.poll()).items() if state.running}
+
+    async def kill(self, worker: WorkerId) -> None:
+        """End a worker as the system does that has no memory left."""
+        pid = (await self.pids())[worker]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def open_fleet() -> AsyncGenerator[tuple[Backend, Fleet]]:
+    async with processes.open(processes.Config(), Site(job_dir=".")) as backend:
+        yield backend, Fleet(backend)
+
+
+async def run(run_dir: Path, *overrides: str) -> RunResult:
+    return await Conductor.run(load_config(JOB, overrides=[*SMALL, *overrides], run_dir=str(run_dir)))
+
+
+async def test_ranks_and_engines_in_processes_train_what_one_process_trains(tmp_path: Path) -> None:
+    """Issue E: single-process losses to 1e-5, and the same rewards, at max_age 0."""
+    plain = await run(tmp_path / "plain", "steps=3")
+    fleet = await run(tmp_path / "fleet", "steps=3", *FLEET)
+    for name, tolerance in (("reward/mean", 0.0), ("loss", 1e-5), ("grad_norm", 1e-5)):
+        first = [record.metrics[name] for record in plain.metrics]
+        second = [record.metrics[name] for record in fleet.metrics]
+        assert second == pytest.approx(first, abs=tolerance), name
+
+
+async def test_a_killed_worker_is_replaced_and_nobody_else_is(tmp_path: Path) -> None:
+    """I04, W11: the run goes on with balanced books; killing one changes no other process."""
+    cfg = load_config(JOB, overrides=[*SMALL, *FLEET, "steps=400"], run_dir=str(tmp_path / "run"))
+    victims = [RANKS[0], ENGINES[1], EPISODE, RANKS[1], REWARD]
+    async with open_fleet() as (backend, fleet):
+        steps = Steps()
+
+        async def conduct() -> None:
+            with anyio.CancelScope() as scope:
+                tasks.start_soon(kill_one_after_the_other, scope)
+                await Conductor.run(cfg, backend=backend, observer=steps)
+
+        async def kill_one_after_the_other(scope: anyio.CancelScope) -> None:
+            await steps.wait_for(2)
+            for victim in victims:
+                before = await fleet.pids()
+                await fleet.kill(victim)
+                while (await fleet.pids()).get(victim, before[victim]) == before[victim]:
+                    await steps.wait_for(1)
+                await steps.wait_for(2)
+                after = await fleet.pids()
+                assert {name for name in before if after.get(name) != before[name]} == {victim}
+                assert after.keys() == before.keys()
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(conduct)
+        assert await fleet.pids() == {}
+    record = read_record(cfg)
+    found = inspect(record)
+    assert found.balanced
+    assert found.steps >= 2 + 2 * len(victims)
+    told = [(one.workers, one.cause, one.level, one.verdict) for one in incidents(record)]
+    assert told == [((victim,), "worker", "worker", "restored") for victim in victims]

@@ -1,0 +1,297 @@
+"""Failovers on the virtual clock: noticed, decided, carried out, told of, and over."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+
+from conductor.fleet.failover import Failover, Journal
+from conductor.fleet.group import open_group
+from protocols.backend import LauncherPort, Resources, WorkerState, WorkloadSpec
+from protocols.errors import BudgetExhausted, ConductorError, InvariantError, PortFailed, Transient, WorkerLost
+from protocols.fleet import PlannedRole, Restarts
+from protocols.ledger import Incident
+from protocols.messages import WeightVersion, WorkerId
+from protocols.sections import Site
+from tests.unit.fleet.test_group import rollouts
+
+A, B = WorkerId("rollout/0"), WorkerId("rollout/1")
+LAUNCH_S = 5.0
+
+
+class Fleet:
+    """A launcher that takes its time, whose workers die on request, and whose launches fail as they are told to.
+
+    Attributes:
+        launches: Every launch, in order.
+        refusals: What the next launches raise.
+        silent: Workers that answer nothing.
+    """
+
+    def __init__(self) -> None:
+        self.launches: list[WorkerId] = []
+        self.refusals: list[Exception] = []
+        self.silent: set[WorkerId] = set()
+        self.polls = 0
+        self._states: dict[WorkerId, WorkerState] = {}
+
+    async def launch(self, spec: WorkloadSpec) -> None:
+        assert spec.worker_id not in self._states, "it is not killed"
+        self.launches.append(spec.worker_id)
+        await anyio.sleep(LAUNCH_S)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self._states[spec.worker_id] = WorkerState()
+
+    async def ask(self, worker: WorkerId) -> None:
+        """Answer a probe."""
+        await (anyio.sleep_forever() if worker in self.silent else anyio.lowlevel.checkpoint())
+
+    async def poll(self) -> dict[WorkerId, WorkerState]:
+        await anyio.lowlevel.checkpoint()
+        self.polls += 1
+        return dict(self._states)
+
+    async def kill(self, worker: WorkerId) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.silent.discard(worker)
+        self._states.pop(worker, None)
+
+    def crash(self, *workers: WorkerId, preempted: bool = False) -> None:
+        """Let workers die."""
+        for worker in workers:
+            self._states[worker] = WorkerState(cause="it crashed", preempted=preempted)
+
+
+class Run:
+    """A run that steps, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.incidents: list[Incident] = []
+        self.replaced: list[WorkerId] = []
+
+    async def record(self, incident: Incident) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.incidents.append(incident)
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(trained=lambda: WeightVersion(self.version), record=self.record, log=structlog.get_logger())
+
+
+@asynccontextmanager
+async def tended(fleet: Fleet, run: Run, *, restarts: Restarts | None = None, **facts: Any) -> AsyncGenerator[Failover]:
+    """Two workers that are brought back."""
+    launcher: LauncherPort = fleet  # type: ignore[assignment]
+    role = PlannedRole(
+        name="rollout", instances=2, resources=Resources(), strategy="pack", restarts=restarts or Restarts()
+    )
+    async with open_group(rollouts(), launcher, Site(job_dir="/"), start_s=60.0, stop_s=5.0, at_once=True) as group:
+        fleet.launches.clear()
+        failover = Failover(role, group, replaced=run.replaced.append, **facts)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(failover.run, run.journal)
+            await anyio.wait_all_tasks_blocked()
+            yield failover
+            tasks.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool], within_s: float = 600.0) -> None:
+    with anyio.fail_after(within_s):
+        while not condition():  # noqa: ASYNC110 - of virtual time, and nothing tells of it
+            await anyio.sleep(0.1)
+
+
+async def test_a_dead_worker_is_noticed_replaced_and_told_of() -> None:
+    """I04: an engine died and nobody looked. W10: the failover ends, with a verdict."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run) as failover:
+        fleet.crash(B)
+        await until(lambda: bool(run.incidents), within_s=2 + LAUNCH_S + 1)
+        (incident,) = run.incidents
+        assert (incident.workers, incident.cause, incident.level) == ((B,), "worker", "worker")
+        assert (incident.verdict, incident.attempts) == ("restored", 1)
+        assert "it crashed" in incident.detail
+        assert incident.seconds == pytest.approx(LAUNCH_S)
+        assert fleet.launches == run.replaced == [B], "nobody else was launched"
+        assert failover.attendance.away == frozenset()
+
+
+async def test_whoever_finds_a_worker_lost_need_not_wait_for_the_next_look() -> None:
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run) as failover:
+        await anyio.sleep(0.1)
+        fleet.crash(A)
+        began = anyio.current_time()
+        await failover.restored(A, WorkerLost(worker=A, cause="it crashed"))
+        assert anyio.current_time() - began == pytest.approx(LAUNCH_S)
+        assert failover.attendance.away == frozenset()
+
+
+async def test_a_worker_that_was_only_suspected_is_not_replaced() -> None:
+    """A call that was cut, or a late failure of the one before it, must not cost a worker."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run) as failover:
+        await failover.restored(A, WorkerLost(worker=A, cause="so somebody says"))
+    assert fleet.launches == []
+    assert run.incidents == []
+
+
+async def test_the_same_worker_may_crash_again_and_is_brought_back_again() -> None:
+    """W10: the second crash of a role was ignored for ever, since a flag was never cleared."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run):
+        for count in range(1, 4):
+            fleet.crash(A)
+            await until(lambda count=count: len(run.incidents) == count)
+        assert [incident.verdict for incident in run.incidents] == ["restored"] * 3
+
+
+async def test_failovers_start_no_further_tasks_and_look_no_more_often() -> None:
+    """W11: each failover started one more monitor loop."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run):
+        before = len(anyio.get_running_tasks())
+        await anyio.sleep(0.5)
+        fleet.polls = 0
+        await anyio.sleep(100)
+        looks = fleet.polls
+        for count in range(1, 4):
+            fleet.crash(A)
+            await until(lambda count=count: len(run.incidents) == count)
+        fleet.polls = 0
+        await anyio.sleep(100)
+        assert abs(fleet.polls - looks) <= 1
+        assert len(anyio.get_running_tasks()) == before
+
+
+async def test_those_that_die_together_are_one_failover() -> None:
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run):
+        fleet.crash(A, B)
+        await until(lambda: bool(run.incidents))
+        (incident,) = run.incidents
+        assert incident.workers == (A, B)
+        assert incident.seconds == pytest.approx(LAUNCH_S), "they are launched at once"
+
+
+async def test_one_that_dies_while_another_is_replaced_is_next() -> None:
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run):
+        fleet.crash(A)
+        await anyio.sleep(3.0)
+        fleet.crash(B)
+        await until(lambda: len(run.incidents) == 2)
+        assert [incident.workers for incident in run.incidents] == [(A,), (B,)]
+
+
+async def test_a_preemption_is_none_of_its_failures() -> None:
+    """W09: a place that is taken away again and again must not use up what crashes are allowed."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run, restarts=Restarts(worker=1, preemption=5)):
+        for count in range(1, 5):
+            fleet.crash(A, preempted=True)
+            await until(lambda count=count: len(run.incidents) == count)
+        fleet.crash(A)
+        await until(lambda: len(run.incidents) == 5)
+        causes = [incident.cause for incident in run.incidents]
+        assert causes == ["preemption"] * 4 + ["worker"]
+
+
+async def test_a_launch_that_fails_for_a_while_is_tried_again_in_the_same_failover() -> None:
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run, restarts=Restarts(worker=1, controller=3)):
+        fleet.refusals = [Transient("no room for another process")] * 2
+        fleet.crash(A)
+        await until(lambda: bool(run.incidents))
+        (incident,) = run.incidents
+        assert (incident.attempts, incident.cause, incident.verdict) == (3, "worker", "restored")
+        assert "no room" in incident.detail
+
+
+async def ended(fleet: Fleet, run: Run, harm: Callable[[], None], **facts: Any) -> ConductorError:
+    """Return what a failover gives the job up with."""
+    with pytest.RaisesGroup(ConductorError) as raised:
+        async with tended(fleet, run, **facts):
+            for _ in range(20):
+                harm()
+                await anyio.sleep(120)
+    (error,) = raised.value.exceptions
+    assert isinstance(error, ConductorError)
+    return error
+
+
+async def test_a_worker_that_dies_again_and_again_takes_its_role_and_then_the_job_with_it() -> None:
+    """Levels: worker, role, job; the budget is named, and the record tells of it."""
+    fleet, run = Fleet(), Run()
+    error = await ended(fleet, run, partial(fleet.crash, A), restarts=Restarts(worker=2))
+    assert isinstance(error, BudgetExhausted)
+    assert "fleet.roles.rollout.restarts.worker" in str(error)
+    told = [(incident.level, incident.verdict, incident.workers) for incident in run.incidents]
+    assert told == [
+        ("worker", "restored", (A,)),
+        ("worker", "restored", (A,)),
+        ("role", "restored", (A, B)),
+        ("job", "given_up", (A,)),
+    ]
+
+
+async def test_progress_of_the_run_refills_the_budget() -> None:
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run, restarts=Restarts(worker=1)):
+        for count in range(1, 6):
+            fleet.crash(A)
+            await until(lambda count=count: len(run.incidents) == count)
+            run.version += 2
+        assert {incident.level for incident in run.incidents} == {"worker"}
+
+
+async def test_without_anybody_who_holds_what_was_trained_the_job_is_given_up() -> None:
+    """A trainer that is launched anew would go on from the wrong parameters."""
+    fleet, run = Fleet(), Run()
+    error = await ended(fleet, run, lambda: fleet.crash(A, B), holds_state=True)
+    assert isinstance(error, PortFailed)
+    assert "resume from the last checkpoint" in str(error)
+    assert fleet.launches == []
+    assert [incident.verdict for incident in run.incidents] == ["given_up"]
+
+
+async def test_a_bug_of_the_controller_is_no_reason_to_try_again() -> None:
+    fleet, run = Fleet(), Run()
+    fleet.refusals = []
+
+    def harm() -> None:
+        fleet.refusals = [InvariantError("launched twice")]
+        fleet.crash(A)
+
+    assert isinstance(await ended(fleet, run, harm), InvariantError)
+    assert fleet.launches == [A]
+
+
+async def test_a_worker_that_answers_no_probe_is_taken_for_dead() -> None:
+    """Hangs are found: it lives, and says nothing."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run, probe=fleet.ask, answer_s=1.0):
+        await anyio.sleep(60)
+        assert fleet.launches == [], "one that answers is left alone"
+        fleet.silent.add(B)
+        await until(lambda: bool(run.incidents), within_s=30.0)
+        (incident,) = run.incidents
+        assert incident.workers == (B,)
+        assert "3 probes of 1 s unanswered" in incident.detail
+        assert fleet.launches == [B]
+
+
+async def test_nobody_waits_for_a_worker_after_the_run() -> None:
+    """What the end of a run still asks must not wait for workers that nobody brings back any more."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run) as failover:
+        pass
+    fleet.crash(A)
+    with pytest.raises(WorkerLost, match="gone"):
+        await failover.restored(A, WorkerLost(worker=A, cause="gone"))
