@@ -120,7 +120,7 @@ async def test_a_checkpoint_that_was_being_written_is_not_taken_for_the_one_aske
     paths: list[str] = []
 
     async def save(folder: Path, scripted: ScriptedWorkloads) -> None:
-        while scripted.trainer.version < 4:
+        while scripted.trainer.version < 4:  # noqa: ASYNC110
             await anyio.sleep(0.002)
         asked_at.append(scripted.trainer.version)
         paths.append((await asked(folder, "checkpoint")).done)
