@@ -3,12 +3,14 @@
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
 
+from backends.sim.trainer import ScriptedTrainer
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, RunConfig
 from conductor.control.client import ask
@@ -110,6 +112,24 @@ async def test_a_checkpoint_is_written_after_the_current_step(tmp_path: Path) ->
     assert result.steps == 50
     step = int(paths[0].rpartition("-")[2])
     assert 1 <= step < 50
+
+
+async def test_a_checkpoint_that_was_being_written_is_not_taken_for_the_one_asked_for(tmp_path: Path) -> None:
+    """Steps go on while one is written: what was trained by the time of asking is in the one that is named."""
+    asked_at: list[int] = []
+    paths: list[str] = []
+
+    async def save(folder: Path, scripted: ScriptedWorkloads) -> None:
+        while scripted.trainer.version < 4:  # noqa: ASYNC110
+            await anyio.sleep(0.002)
+        asked_at.append(scripted.trainer.version)
+        paths.append((await asked(folder, "checkpoint")).done)
+
+    scripted = quick()
+    scripted = replace(scripted, trainer=ScriptedTrainer(scripted.payloads, step_s=0.05, save_s=0.3))
+    cfg = run_config(steps=20, run_dir=str(tmp_path), checkpoint=CheckpointConfig(every=3))
+    await run_and(save, cfg, scripted)
+    assert int(paths[0].rpartition("-")[2]) >= asked_at[0]
 
 
 async def test_many_that_wait_for_a_checkpoint_leave_room_for_others(tmp_path: Path) -> None:
