@@ -16,6 +16,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Place = tuple[ast.AST, Callable[[], object]]
 """What is spoiled, and the act of spoiling it."""
 
+MOST_TEXT = 60
+"""Characters of a place that its name holds."""
+
 _UNSHIELDED = ast.parse('__import__("anyio").move_on_after', mode="eval").body
 _LOGS = frozenset({"log", "logger"})
 _BOUNDS: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
@@ -44,7 +47,7 @@ def mutants(source: str) -> Iterator[Mutant]:
     for index, _ in enumerate(_places(ast.parse(source))):
         tree = ast.parse(source)
         function, rule, (node, spoil) = next(islice(_places(tree), index, None))
-        name = f"{function}: {rule}: {ast.unparse(node).splitlines()[0]}"
+        name = f"{function}: {rule}: {ast.unparse(node).splitlines()[0][:MOST_TEXT]}"
         seen[name] += 1
         spoil()
         yield Mutant(

@@ -2,5 +2,54 @@
 
 from collections.abc import Mapping
 
-SURVIVORS: Mapping[str, Mapping[str, str]] = {}
+_LOG = "only a line of the log depends on it"
+_YIELDS = "the lock behind it yields as well; without it the call would still reach a checkpoint"
+
+SURVIVORS: Mapping[str, Mapping[str, str]] = {
+    "conductor.stages.admit": {
+        "_Supply.wave: bound: len(self._together(ctx)) == len(self._drawn) < most": (
+            "one prompt more is drawn and kept for the next wave; the record knows admitted ones only"
+        ),
+        "_Supply.wave: bound: anyio.current_time() > until": "a wave may end a tick earlier: speed",
+        "_granted: bound: granted <= 0": "of no grant the sampler admits none: it is asked in vain",
+    },
+    "conductor.stages.batch": {},
+    "conductor.stages.checkpoint": {
+        "_keep: bound: 0 < ctx.cfg.checkpoint.compact_events <= ctx.recorded (2)": (
+            "the record is summed up one event later, at the checkpoint after this one"
+        ),
+    },
+    "conductor.stages.evaluate": {
+        "evaluate_last: no call: ctx.enter('evaluating')": "a word for whoever watches",
+        "_play: no finally: evaluation.running -= 1": (
+            "what leaves it by an error ends the run, or the evaluation, and nobody counts any more"
+        ),
+        "_clear: not: unconfirmed": _LOG,
+        "_once: not: isinstance(grade, GradeFault)": "the prompt has failed either way; what is logged of it differs",
+    },
+    "conductor.stages.publish": {
+        "publish_pending: not: readiness.lost": _LOG,
+    },
+    "conductor.stages.reward": {
+        "_grade: no call: await graded.send(lease_id)": (
+            "what is graded stands in the table, and recording it has woken the batch stage"
+        ),
+        "_before: bound: lease_number(lease_id) < number": "no group is filtered before itself",
+    },
+    "conductor.stages.train": {
+        "_length_ratio: bound: ratio < _SHORTENED": "of a ratio of exactly 0.95 nobody need be warned",
+    },
+    "conductor.settling": {
+        "settle_run: no call: failed[0].add_note(f'then {type(error).__name__}: {error}')": _LOG,
+    },
+    "conductor.resuming": {
+        "restore: no call: ctx.enter('resuming')": "a word for whoever watches",
+        "restore: not: (lost := (await ctx.ports.ledger.lost()))": _LOG,
+        "_find_checkpoint: not: unknown": _LOG,
+    },
+    "backends.engines.pool": {
+        "EnginePool.prepare_rollout: no call: await checkpoint()": _YIELDS,
+        "EnginePool.publish: no call: await checkpoint()": _YIELDS,
+    },
+}
 """Module -> name of the mutant -> why it may survive."""

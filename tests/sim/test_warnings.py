@@ -1,0 +1,51 @@
+"""What the log warns of: data that grew shorter than what was sampled, and steps that teach nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from backends.sim.grader import alternating
+from conductor.config import FilterConfig, RunConfig
+from protocols.grading import Grade, GradeFault, GradeRequest
+from protocols.rollouts import RolloutLease
+from tests.support.runs import run_config, run_scripted
+from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
+
+
+async def warnings(cfg: RunConfig, scripted: ScriptedWorkloads) -> list[str]:
+    """Return the warnings of a run, in order."""
+    assert cfg.run_dir is not None
+    await run_scripted(cfg, scripted)
+    log = Path(cfg.run_dir) / "log.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return [line["event"] for line in lines if line["level"] == "warning"]
+
+
+def is_long(lease: RolloutLease) -> bool:
+    return lease.prompt.position % 4 == 0
+
+
+@pytest.mark.parametrize(("tokens_of_long", "warned"), [(40, 4), (4, 0)])
+async def test_data_that_grow_shorter_are_told_of_from_the_eleventh_step_on(
+    tmp_path: Path, tokens_of_long: int, warned: int
+) -> None:
+    """DESIGN.md: dropping the slow shortens the data, and a ratio under 0.95 is a warning."""
+    scripted = scripted_workloads(
+        1000,
+        duration_s=lambda lease: 7.0 if is_long(lease) else 1.0,
+        tokens=lambda lease: tokens_of_long if is_long(lease) else 4,
+    )
+    cfg = run_config(steps=14, batch_groups=4, max_age=1, staleness="drop", run_dir=str(tmp_path))
+    assert (await warnings(cfg, scripted)).count("data.shortened") == warned
+
+
+def all_equal(request: GradeRequest) -> list[Grade | GradeFault]:
+    return [Grade(reward=1.0) for _ in request.samples]
+
+
+@pytest.mark.parametrize(("rewards", "warned"), [(all_equal, 2), (alternating, 0)])
+async def test_steps_whose_rewards_are_all_equal_are_told_of(tmp_path: Path, rewards, warned: int) -> None:
+    """I62: a run in which nothing is learned looked like any other."""
+    cfg = run_config(filter=FilterConfig(equal_rewards="keep"), run_dir=str(tmp_path))
+    assert (await warnings(cfg, scripted_workloads(100, rewards=rewards))).count("step.taught_nothing") == warned
