@@ -135,7 +135,7 @@ async def run_stumbling(
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("method", ["train_step", "stage_weights"])
 async def test_a_lost_message_of_the_trainer_is_made_up_for(method: str, when: str) -> None:
-    """Fault search: a lost request or reply ended the run (I05); a step happens once whichever was lost."""
+    """Fault search: a lost request or reply ended the run; a step happens once whichever was lost."""
     result, trainer, ledger = await run_stumbling({(method, 2): when})
     assert result.steps == 3
     assert [batch.version for batch in trainer.steps] == [0, 1, 2]
@@ -219,7 +219,7 @@ async def test_a_payload_that_is_always_damaged_ends_the_run_within_the_budget_o
 
 
 async def test_a_payload_that_cannot_be_released_ends_no_run_and_goes_at_the_end() -> None:
-    """I60: it takes room until then."""
+    """it takes room until then."""
     scripted = scripted_workloads()
     release, refused = scripted.payloads.release, []
 

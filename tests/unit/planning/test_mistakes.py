@@ -148,7 +148,7 @@ def test_workers_with_a_process_each_may_train_one_policy() -> None:
 
 @given(st.data())
 def test_all_mistakes_are_listed_at_once(data: st.DataObject) -> None:
-    """I05, W20: who mends one problem and meets the next gives up. One mistake a role, so that none hides another."""
+    """W20: who mends one problem and meets the next gives up. One mistake a role, so that none hides another."""
     by_role: dict[str, list[str]] = {}
     for name, (role, *_) in MISTAKES.items():
         by_role.setdefault(role, []).append(name)

@@ -200,11 +200,11 @@ async def test_ranks_meet_once_and_step_together() -> None:
 @pytest.mark.parametrize("victim", NAMES)
 @pytest.mark.parametrize("when", ["train_step", "after_step"])
 async def test_a_lost_rank_costs_the_step_under_way_at_most(victim: WorkerId, when: str) -> None:
-    """W14, law 1: the others fail fast, the step happened for all or none, and only the lost one is launched anew."""
+    """W08, W14, law 1: the others fail fast and hear who is missing; only the lost one is launched anew."""
     fleet = Fleet()
     await _step(fleet, 0)
     fleet.ranks[victim].dies_in = when
-    with anyio.fail_after(5), pytest.raises(Transient, match="is lost") as failed:
+    with anyio.fail_after(5), pytest.raises(Transient, match=f"{victim} is lost") as failed:
         await _step(fleet, 1)
     assert not isinstance(failed.value, WorkerLost), "which would say that the trainer is gone"
     outcome = await fleet.trainer.outcome(_batch(1).dispatch_id)
