@@ -219,7 +219,7 @@ async def test_a_payload_that_is_always_damaged_ends_the_run_within_the_budget_o
 
 
 async def test_a_payload_that_cannot_be_released_ends_no_run_and_goes_at_the_end() -> None:
-    """it takes room until then."""
+    """It takes room until then."""
     scripted = scripted_workloads()
     release, refused = scripted.payloads.release, []
 
