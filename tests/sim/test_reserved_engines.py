@@ -136,7 +136,7 @@ def test_where_no_reserved_engine_is_left_the_evaluations_fail_and_the_run_goes_
     assert told.result.steps == 20
     assert told.result.evaluations == ()
     assert told.result.failures["evaluation"] >= 1
-    with pytest.raises(PortFailed, match=r"evaluation of v\d+ failed: .*rollout/2.*crashed"):
+    with pytest.raises(PortFailed, match=r"evaluation of v\d+ failed: .*rollout/2 is lost"):
         run(config(on_failure="fail"), f"preemption@Engine:{EVALUATES}@0.5+1000")
 
 
