@@ -71,8 +71,9 @@ def test_the_first_signal_ends_a_run_in_order_and_it_goes_on_later(
     if stuck != "open":
         assert f"conductor resume {tmp_path / 'run'}" in stderr
     saved = {path.name for path in (tmp_path / "run" / "checkpoints").glob("*")}
-    # what was trained is saved, and a save that had begun is finished
-    assert saved == {"open": set(), "publish": {"step-1"}, "step": {"step-1"}, "save": {"step-2"}}[stuck]
+    # what was trained is saved, and a save that had begun is finished; steps go on beside it
+    beside = {"step-3", "step-4"} if stuck == "save" else set[str]()
+    assert saved - beside == {"open": set(), "publish": {"step-1"}, "step": {"step-1"}, "save": {"step-2"}}[stuck]
     found = go_on(job)
     assert found["steps"] == 4
     assert found["accounts"] == {"admitted": 8, "committed": 8, "filtered": 0, "dropped": 0, "open": 0}
