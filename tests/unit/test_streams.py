@@ -5,7 +5,7 @@ import anyio
 from conductor.streams import at_hand
 
 
-async def test_what_was_sent_is_taken_at_once_and_nothing_is_waited_for() -> None:
+def test_what_was_sent_is_taken_at_once_and_nothing_is_waited_for() -> None:
     send, receive = anyio.create_memory_object_stream[int](2)
     with send, receive:
         assert at_hand(receive) == []
