@@ -106,21 +106,23 @@ async def test_a_step_that_was_taken_unseen_is_written_down() -> None:
 
 
 class LedgerThatFillsUp(MemoryLedger):
-    """Writes the intents to abort when the run ends, and nothing after them."""
+    """Takes a number of appends when the run ends: intents, the outcome of the step, intents again, confirmations."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
         super().__init__()
-        self._last = False
+        self._room = room
 
     async def append(self, events: tuple[LedgerEvent, ...]) -> None:
-        if self._last:
+        if anyio.current_time() >= ENDS_AT_S:
+            self._room -= 1
+        if self._room < 0:
             await checkpoint()
             raise OSError("the disk is full")
-        self._last = anyio.current_time() >= ENDS_AT_S
         await super().append(events)
 
 
-async def test_the_first_failure_of_settling_is_the_one_that_is_told() -> None:
+@pytest.mark.parametrize(("first", "room"), [("abort", 2), ("abort", 3), ("release weights", 4)])
+async def test_the_first_failure_of_settling_is_the_one_that_is_told(first: str, room: int) -> None:
     """W07: it was replaced by what failed after it, and because of it."""
 
     def failure(lease: RolloutLease) -> ConductorError | None:
@@ -130,8 +132,8 @@ async def test_the_first_failure_of_settling_is_the_one_that_is_told() -> None:
         return ENDS_AT_S if lease.prompt.position == 2 else two_quick(lease)
 
     scripted = scripted_workloads(100, duration_s=duration, failure=failure, step_s=10.0)
-    acts = Acts(scripted, "abort", "release weights")
+    acts = Acts(scripted, first)
     with pytest.raises(PortFailed, match="an engine burns") as caught:
-        await run_scripted(run_config(steps=5, max_age=2), scripted, LedgerThatFillsUp())
-    assert caught.value.__notes__ == ["settling the run then failed with Broken: abort"]
+        await run_scripted(run_config(steps=5, max_age=2), scripted, LedgerThatFillsUp(room))
+    assert caught.value.__notes__ == [f"settling the run then failed with Broken: {first}"]
     assert "release weights" in acts.done

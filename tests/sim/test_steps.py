@@ -54,7 +54,12 @@ async def test_a_step_that_did_not_happen_is_taken_again() -> None:
 
 
 class HalfTrainer(ScriptedTrainer):
-    """Changes some of its parameters, and no more."""
+    """Changes some of its parameters, and no more; notes what was aborted when it was told to discard them."""
+
+    def __init__(self, scripted: ScriptedWorkloads) -> None:
+        super().__init__(scripted.payloads)
+        self._executor = scripted.executor
+        self.aborted_before: list[list[str]] = []
 
     async def train_step(self, batch: BatchLease) -> StepReport:
         await self.accumulate(batch)
@@ -62,14 +67,18 @@ class HalfTrainer(ScriptedTrainer):
             dispatch_id=batch.dispatch_id, version=self.version, mutated="partial", consumed=(), metrics={}
         )
 
+    async def discard(self) -> None:
+        self.aborted_before.append(list(self._executor.aborted))
+        await super().discard()
 
-async def test_half_a_step_is_discarded_and_ends_the_run() -> None:
-    """DESIGN.md: a partial step must be discarded before anything else happens to the trainer."""
+
+async def test_half_a_step_is_discarded_at_once_and_ends_the_run() -> None:
+    """DESIGN.md: a partial step must be discarded before anything else happens."""
     scripted = scripted_workloads(100)
-    trainer = HalfTrainer(scripted.payloads)
+    trainer = HalfTrainer(scripted)
     with pytest.raises(PortFailed, match="D0 changed some of the parameters only"):
         await run_scripted(run_config(), replace(scripted, trainer=trainer))
-    assert trainer.discarded == 1
+    assert trainer.aborted_before[0] == []
 
 
 @pytest.mark.parametrize("publish_s", [0.0, 2.5])

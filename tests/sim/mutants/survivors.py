@@ -13,7 +13,9 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "_Supply.wave: bound: anyio.current_time() > until": "a wave may end a tick earlier: speed",
         "_granted: bound: granted <= 0": "of no grant the sampler admits none: it is asked in vain",
     },
-    "conductor.stages.batch": {},
+    "conductor.stages.batch": {
+        "_take_in: no call: ctx.changed.ring() (2)": "recording what was graded has rung already",
+    },
     "conductor.stages.checkpoint": {
         "_keep: bound: 0 < ctx.cfg.checkpoint.compact_events <= ctx.recorded (2)": (
             "the record is summed up one event later, at the checkpoint after this one"
@@ -32,7 +34,7 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
     },
     "conductor.stages.reward": {
         "_grade: no call: await graded.send(lease_id)": (
-            "what is graded stands in the table, and recording it has woken the batch stage"
+            "what is graded stands in the table, and recording it has rung already"
         ),
         "_before: bound: lease_number(lease_id) < number": "no group is filtered before itself",
     },
