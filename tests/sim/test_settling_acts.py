@@ -121,7 +121,7 @@ class LedgerThatFillsUp(MemoryLedger):
         await super().append(events)
 
 
-@pytest.mark.parametrize(("first", "room"), [("abort", 2), ("abort", 3), ("release weights", 4)])
+@pytest.mark.parametrize(("first", "room"), [("abort", 1), ("abort", 2), ("release weights", 3)])
 async def test_the_first_failure_of_settling_is_the_one_that_is_told(first: str, room: int) -> None:
     """W07: it was replaced by what failed after it, and because of it."""
 
