@@ -19,7 +19,7 @@ from conductor.control.messages import Reply, Request, encode
 from conductor.control.place import Bound, Taken, bind, unbind
 from conductor.disk import on_disk
 from protocols.aio import open_tasks, owned
-from protocols.errors import ConductorError, PortFailed
+from protocols.errors import DeadlineExceeded, PortFailed
 
 Answer = Callable[[Request], Awaitable[Reply]]
 
@@ -69,8 +69,11 @@ async def _bind_and_listen(run_dir: Path, answer: Answer, log: FilteringBoundLog
 async def _remove(bound: Bound, log: FilteringBoundLogger) -> None:
     try:
         await on_disk("removing the control socket", _PLACE_S, lambda: unbind(bound))
-    except (OSError, ConductorError) as exc:
+    except (OSError, DeadlineExceeded) as exc:
         log.warning("control.left", path=str(bound.path), message=str(exc))
+    except BaseException:
+        unbind(bound)  # the thread may not have begun; what it did already is not done again
+        raise
 
 
 async def _listen(bound: Bound, answer: Answer, log: FilteringBoundLogger) -> None:

@@ -29,8 +29,9 @@ class Door:
 
 @pytest.fixture(scope="module")
 def harvest(request: pytest.FixtureRequest) -> Generator[Harvest]:
-    chosen = [getattr(item, "callspec", None) for item in request.session.items]
-    modules = [spec.params["target"] for spec in chosen if spec is not None and "target" in spec.params]
+    here = [item for item in request.session.items if item.path == request.path]
+    chosen = [getattr(item, "callspec", None) for item in here]
+    modules = [spec.params["target"] for spec in chosen if spec is not None]
     with open_harvest(modules) as opened:
         yield opened
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import msgspec
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 
 from conductor.config import RunConfig
 from conductor.core.planning.plan import plan
@@ -101,7 +101,7 @@ def test_the_controller_keeps_a_cpu_and_nobody_leaves_the_mask(job: RunConfig, i
 
 
 @given(jobs(), inventories())
-@settings(max_examples=300)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.filter_too_much])  # most jobs have a plan
 def test_what_has_no_plan_is_refused_with_a_reason(job: RunConfig, inventory: Inventory) -> None:
     """W04: what can never be had was waited for."""
     found = plan(job, inventory)
