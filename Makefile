@@ -12,7 +12,7 @@ SMOLLM2_JOB := examples/smollm2/job.toml
 SMOLLM2_SET := --set model.path=$(SMOLLM2)
 SMOLLM2_SEEDS := 1 2 3
 
-.PHONY: demo smollm2 smollm2-full test test-fast check format clean
+.PHONY: demo smollm2 smollm2-full test test-fast mutants check format clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -51,11 +51,15 @@ $(VENV)/.test-extras: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev,datasets,lora,reasoning]'
 	touch $@
 
+# planted bugs take minutes and tell of the tests, not of the code: `make mutants`
 test: check $(VENV)/.test-extras
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore tests/sim/mutants
+
+mutants: $(VENV)/.test-extras
+	$(BIN)/pytest tests/sim/mutants
 
 test-fast: check $(VENV)/.test-extras
-	$(BIN)/pytest -m 'not slow and not cluster'
+	$(BIN)/pytest -m 'not slow and not cluster' --ignore tests/sim/mutants
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
