@@ -33,7 +33,7 @@ class Harvest:
         coming: list[Verdict] = []
         while module not in self._done:
             line = self._pipe.readline()
-            assert line, "the harness has ended"
+            assert line, "the harness has ended; what it said is captured below"
             verdict = msgspec.json.decode(line, type=Verdict)
             if verdict.mutant:
                 coming.append(verdict)
