@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 FILE = "metrics.jsonl"
 _KEPT = 10_000  # lines that wait for a disk that hangs or refuses them
-_FLUSH_DEADLINE_S = 5.0
+_FLUSH_DEADLINE_S = 10.0
 
 
 class Config(Message, frozen=True, kw_only=True):
@@ -66,29 +66,34 @@ class JsonlTracker:
             return step
 
 
-class _Writer:
+class Writer:
     """Appends lines to a file. A refusal is reported once, and tried again with the next line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._waiting: list[bytes] = []
         self._refused = False
+        self._patience = anyio.CancelScope(shield=True)  # whoever opened the writer gives it up after a while
         self.ended = anyio.Event()
 
     async def run(self, lines: MemoryObjectReceiveStream[bytes]) -> None:
-        """Write until the stream ends; what came before that, or before a cancellation, is still written."""
+        """Write until the stream ends, or until ``give_up``; a cancellation stops nothing before.
+
+        It would leave the thread that writes behind, and its lines would be written again.
+        """
         try:
-            async with lines:
-                try:
-                    async for line in lines:
-                        self._waiting.append(line)
-                        await self._flush()
-                finally:
-                    self._waiting += [lines.receive_nowait() for _ in range(lines.statistics().current_buffer_used)]
-                    with anyio.move_on_after(_FLUSH_DEADLINE_S, shield=True):
-                        await self._flush()
+            with self._patience, lines:
+                async for line in lines:
+                    self._waiting.append(line)
+                    await self._flush()
+                if self._waiting:
+                    await self._flush()
         finally:
             self.ended.set()
+
+    def give_up(self) -> None:
+        """Wait no longer for a disk that hangs."""
+        self._patience.cancel()
 
     async def _flush(self) -> None:
         try:
@@ -151,7 +156,7 @@ async def open(cfg: Config, host: Host) -> AsyncGenerator[JsonlTracker]:  # noqa
         await checkpoint()
         yield JsonlTracker(None)
         return
-    writer = _Writer(Path(host.site.run_dir) / FILE)
+    writer = Writer(Path(host.site.run_dir) / FILE)
     sender, receiver = anyio.create_memory_object_stream[bytes](_KEPT)
     async with open_tasks() as tasks:
         tasks.start_soon(owned, "tracker jsonl", partial(writer.run, receiver), name="tracker jsonl")
@@ -159,9 +164,9 @@ async def open(cfg: Config, host: Host) -> AsyncGenerator[JsonlTracker]:  # noqa
             yield JsonlTracker(sender, writer.path)
         finally:
             sender.close()
-            with anyio.move_on_after(2 * _FLUSH_DEADLINE_S, shield=True):
+            with anyio.move_on_after(_FLUSH_DEADLINE_S, shield=True):
                 await writer.ended.wait()
-            tasks.cancel_scope.cancel()
+            writer.give_up()
 
 
 _: type[TrackerPort] = JsonlTracker
