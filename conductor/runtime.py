@@ -33,6 +33,7 @@ from protocols.aio import clock
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Stalled, Stopped
 from protocols.fleet import Plan
+from protocols.ledger import Graded
 from protocols.messages import DispatchId, LeaseId, WeightVersion
 
 T = TypeVar("T")
@@ -181,7 +182,7 @@ async def _run_stages(ctx: RunContext) -> None:
     with ExitStack() as streams:
         admit_out, rollout_in = _stream(streams, tuple[LeaseId, ...], bound)
         rollout_out, reward_in = _stream(streams, LeaseId, bound)
-        reward_out, batch_in = _stream(streams, LeaseId, bound)
+        reward_out, batch_in = _stream(streams, Graded, bound)
         batch_out, train_in = _stream(streams, DispatchId, 1)
         train_out, publish_in = _stream(streams, WeightVersion, 1)
         publish_out, evaluate_in = _stream(streams, WeightVersion, 1)

@@ -1,8 +1,8 @@
 """Many engines behind one inference controller: routing, versions, aborts."""
 
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,20 +118,24 @@ class EnginePool:
         Raises:
             Stalled: No member served for ``publish_s``.
         """
-        await checkpoint()
         for _ in self._members:
-            member = await self._serving(request)
-            with self._working(member, request) as call:
-                try:
+            member = self._free() or await self._awaited(request)
+            call = anyio.CancelScope()
+            self._begin(member, call, len(request.samples))
+            try:
+                with call:
                     generation = await member.engine.generate(request)
                     return msgspec.structs.replace(generation, engine=member.name)
-                except WorkerLost as exc:
-                    member.lose()
-                    raise WorkerLost(worker=member.name, cause=exc.cause) from exc
-                except EngineStale:
-                    member.stale()
+            except WorkerLost as exc:
+                member.lose()
+                raise WorkerLost(worker=member.name, cause=exc.cause) from exc
+            except EngineStale:
+                member.stale()
+            finally:
+                self._end(member, call, len(request.samples))
             if call.cancelled_caught:
                 raise WorkerLost(worker=member.name, cause="it was too slow to let newer weights in")
+        await checkpoint()
         raise EngineStale(engine="every engine")
 
     async def abort(self, prefix: str) -> AbortReport:
@@ -271,19 +275,24 @@ class EnginePool:
                 tasks.start_soon(one, member, name=f"{what} on {member.name}")
         return failures
 
-    async def _serving(self, request: GenerateRequest) -> Member:
-        """Return the member that is to work on a request, once one serves and the pool is not paused.
+    def _free(self) -> Member | None:
+        """Return the least loaded member that serves; None where none does, or the pool is paused."""
+        if self._paused:
+            return None
+        return next((member for member in self._loads if member.confirmed is not None), None)
+
+    async def _awaited(self, request: GenerateRequest) -> Member:
+        """Wait until a member serves and the pool is not paused; return the one that is to work on a request.
 
         Between the return and the call of the engine nothing else runs, so no request slips in behind a publish.
         """
+        await checkpoint()
         since = anyio.current_time()
-        while True:
+        while (member := self._free()) is None:
             if self._paused:
                 await self._wait(request, math.inf)
                 since = anyio.current_time()
                 continue
-            with suppress(EngineStale):
-                return self._least_loaded()
             wanted = self._keepers.wanted
             if wanted is None:
                 raise EngineStale(engine=", ".join(member.name for member in self._members))
@@ -291,6 +300,7 @@ class EnginePool:
             if left <= 0 or self._keepers.hopeless:
                 raise Stalled(f"no engine serves version {wanted.version}: {self._keepers.standing()}")
             await self._wait(request, left)
+        return member
 
     async def _wait(self, request: GenerateRequest, seconds: float) -> None:
         """Wait until something moves, for a while.
@@ -308,26 +318,17 @@ class EnginePool:
         if waiting.aborted is not None:
             raise Aborted(prefix=waiting.aborted)
 
-    @contextmanager
-    def _working(self, member: Member, request: GenerateRequest) -> Generator[anyio.CancelScope]:
+    def _begin(self, member: Member, call: anyio.CancelScope, samples: int) -> None:
         """Count a request to a member's, which may cut it."""
-        samples = len(request.samples)
-        with anyio.CancelScope() as call:
-            member.calls[call] = None
-            member.samples += samples
-            self._loads.put(member, member.samples)
-            try:
-                yield call
-            finally:
-                del member.calls[call]
-                member.left(samples)
-                self._loads.put(member, member.samples)
+        member.calls[call] = None
+        member.samples += samples
+        self._loads.put(member, member.samples)
 
-    def _least_loaded(self) -> Member:
-        member = next((member for member in self._loads if member.confirmed is not None), None)
-        if member is None:
-            raise EngineStale(engine=", ".join(member.name for member in self._members))
-        return member
+    def _end(self, member: Member, call: anyio.CancelScope, samples: int) -> None:
+        """Take note that a request is over, however it ended."""
+        del member.calls[call]
+        member.left(samples)
+        self._loads.put(member, member.samples)
 
     def _names(self, chosen: Callable[[Member], bool]) -> frozenset[WorkerId]:
         return frozenset(member.name for member in self._members if chosen(member))

@@ -7,7 +7,7 @@ prompts are exhausted, and nothing that runs can come back.
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
@@ -67,7 +67,9 @@ class _Supply:
         a slow source does not hold up the first.
         """
         until = anyio.current_time() + _WAVE_S
-        while len(self._together(ctx)) == len(self._drawn) < most and not self._exhausted:
+        while (
+            len(self._drawn) < most and not self._exhausted and (not self._drawn or self._joins(ctx, self._drawn[-1]))
+        ):
             prompt = await _draw(ctx)
             if prompt is None:
                 self._exhausted = True
@@ -75,17 +77,16 @@ class _Supply:
                 self._drawn.append(prompt)
             if anyio.current_time() > until:
                 break
-        return self._together(ctx)[:most]
+        return tuple(takewhile(lambda prompt: self._joins(ctx, prompt), islice(self._drawn, most)))
 
     def take(self, prompts: int) -> None:
         """Take away the first ``prompts``: they are being admitted."""
         for _ in range(prompts):
             self._drawn.popleft()
 
-    def _together(self, ctx: RunContext) -> tuple[Prompt, ...]:
-        if ctx.gate.remainder == "carry":
-            return tuple(self._drawn)
-        return tuple(takewhile(lambda prompt: prompt.epoch == self._drawn[0].epoch, self._drawn))
+    def _joins(self, ctx: RunContext, prompt: Prompt) -> bool:
+        """Return whether a prompt may be admitted together with the first."""
+        return ctx.gate.remainder == "carry" or prompt.epoch == self._drawn[0].epoch
 
 
 async def _admit_some(ctx: RunContext, supply: _Supply, granted: int) -> tuple[LeaseId, ...]:

@@ -1,6 +1,6 @@
-"""Batch: the ids of graded groups in, the dispatch ids of batches out.
+"""Batch: the grades of groups in, the dispatch ids of batches out.
 
-Waits until the trainer is idle and the sampler selects a batch, or the epoch has ended and nothing that runs can
+What was graded while the record was written is written down together; from then on it is ready. Waits until the trainer is idle and the sampler selects a batch, or the epoch has ended and nothing that runs can
 join. Groups that are ready beyond a batch are kept for the next one, unless they were over-sampled; those that the
 sampler finds too old are given up or generated anew.
 """
@@ -18,12 +18,12 @@ from conductor.core.lease import Lease, State
 from conductor.core.staleness import STRICT
 from conductor.streams import at_hand
 from protocols.errors import BudgetExhausted, InvariantError, Stalled
-from protocols.ledger import Claimed, EpochClosed
-from protocols.messages import DispatchId, LeaseId, WeightVersion, lease_number
+from protocols.ledger import Claimed, EpochClosed, Graded
+from protocols.messages import DispatchId, WeightVersion, lease_number
 
 
 async def run(
-    ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId], batches: MemoryObjectSendStream[DispatchId]
+    ctx: RunContext, graded: MemoryObjectReceiveStream[Graded], batches: MemoryObjectSendStream[DispatchId]
 ) -> None:
     """Claim batches for the trainer until no group can come any more."""
     async with anyio.create_task_group() as group:
@@ -64,10 +64,12 @@ async def _close_epoch(ctx: RunContext) -> None:
     await ctx.record(EpochClosed(epoch=tally.epoch))
 
 
-async def _take_in(ctx: RunContext, graded: MemoryObjectReceiveStream[LeaseId]) -> None:
-    """Follow the stream to its end; what has come is graded in the table, and the bell rang for it."""
-    async for _ in graded:
-        at_hand(graded)
+async def _take_in(ctx: RunContext, graded: MemoryObjectReceiveStream[Graded]) -> None:
+    """Record what was graded, until there is no more of it."""
+    async for first in graded:
+        wave = (first, *at_hand(graded))
+        ctx.ready.extend(event.lease_id for event in wave)
+        await ctx.record(*wave)
     ctx.rollouts_done = True
     ctx.changed.ring()
 

@@ -1,4 +1,4 @@
-"""Reward: the ids of finished groups in, the ids of graded groups worth training out.
+"""Reward: the ids of finished groups in, the grades of groups worth training out.
 
 Each group is a task of its own; it waits for the grader, at most ``deadlines.reward``. A sample without a
 reward is masked and counted. Where the algorithm compares the samples of a group, one with fewer than two rewards is
@@ -27,7 +27,7 @@ Verdict = Literal["train", "filter", "filter_for_good", "wait"]
 
 
 async def run(
-    ctx: RunContext, finished: MemoryObjectReceiveStream[LeaseId], graded: MemoryObjectSendStream[LeaseId]
+    ctx: RunContext, finished: MemoryObjectReceiveStream[LeaseId], graded: MemoryObjectSendStream[Graded]
 ) -> None:
     """Grade every group that comes."""
     async with anyio.create_task_group() as group:
@@ -36,7 +36,7 @@ async def run(
                 ctx.start(group, f"reward {lease_id}", _grade, ctx, lease_id, graded)
 
 
-async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStream[LeaseId]) -> None:
+async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStream[Graded]) -> None:
     lease = ctx.table[lease_id]
     receipt = lease.finished_receipt
     try:
@@ -57,9 +57,7 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         verdict = _judge(ctx, lease, rewards)
     if verdict == "train":
         await spool.keep(ctx, receipt)  # before the record says so: a payload is released when its group is trained
-        ctx.ready.append(lease_id)
-        await ctx.record(event)
-        await graded.send(lease_id)
+        await graded.send(event)
         return
     ctx.window.filtered += 1
     prefix = prefix_of(ctx, lease)
