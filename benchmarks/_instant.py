@@ -280,7 +280,7 @@ class ForgetfulLedger:
         await checkpoint()
 
 
-def engines(count: int) -> dict[WorkerId, EnginePort]:
+def instant_engines(count: int) -> dict[WorkerId, EnginePort]:
     """Return so many engines."""
     return {WorkerId(f"rollout/{number}"): InstantEngine() for number in range(count)}
 

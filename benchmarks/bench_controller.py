@@ -5,16 +5,17 @@ A group of 8 goes through the whole controller over ports that take no time, in 
 - ``skeleton``: bare anyio, the same hops: six bounded streams, one task a group, one deadline around one call.
   No table, no record, no messages, no failure is told from another: nobody can have less.
 
-All times are processor time of this process, so that what else runs on the machine does not count. Ratios are taken
-inside each round first, since both sides of it then had the same machine; figures are medians of the rounds.
+All times are processor time of this process, and the garbage collector is set on both sides as runs set it by default.
+What else runs on the machine still counts a little, through the caches and the clock of the processor: so the sides
+take turns in short blocks, each ratio is taken within one round, and figures are medians of the rounds.
 
-    python -m benchmarks.bench_controller [--rounds 5] [--groups 4000] [--long 1000000] [--profile]
+    python -m benchmarks.bench_controller [--rounds 21] [--groups 1000] [--profile]
 
-``growth_10_to_10000``: cost of a group with 10,000 engines over that with 10, where each engine gets a group a step.
-The garbage collector is set as runs set it by default.
-``rss_growth_mb``: memory that a run of ``--long`` groups holds at its end over what it held halfway, when the last
-10,000 steps that it remembers are all there; with a ledger that keeps nothing and with one on the disk. A million
-groups take about ten minutes.
+``growth_10_to_10000``: cost of a group with 10,000 engines over that with 10, where each engine gets a group a step,
+between the first step and the last: to open so many engines is no cost of a group.
+``rss_growth_mb``: how much more memory a run holds after a million groups, at the pace of the median of six windows
+of 10,000 groups. They begin when the 10,000 steps that a run remembers are all there, in steps of 10 groups; with a
+ledger that keeps nothing and with one on the disk.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import pstats
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
@@ -49,10 +50,12 @@ from benchmarks._instant import (
     InstantPayloads,
     InstantPrompts,
     InstantTrainer,
-    engines,
+    instant_engines,
 )
 from conductor import Conductor, RunConfig, Workloads
+from conductor.collector import seldom_collected
 from conductor.config import CheckpointConfig
+from conductor.context import HISTORY
 from conductor.observe.observer import Observer, Unwatched
 from conductor.result import Accounts
 from protocols.adapters import Host
@@ -63,7 +66,11 @@ from protocols.sections import Site
 from protocols.tracking import StepRecord
 
 BATCH = 50
-WINDOW = 2 * BATCH
+BOUND = 2 * BATCH
+SMALL = 10
+"""Groups of a step where it is steps that fill the memory."""
+WINDOWS = 6
+WINDOW_STEPS = 1_000
 OpenLedger = Callable[[], AbstractAsyncContextManager[LedgerPort]]
 Send = MemoryObjectSendStream[int]
 Receive = MemoryObjectReceiveStream[int]
@@ -71,7 +78,13 @@ Receive = MemoryObjectReceiveStream[int]
 
 async def skeleton(groups: int) -> None:
     """Send so many groups through six bounded streams, each in a task of its own for one call with a deadline."""
-    ends = [anyio.create_memory_object_stream[int](WINDOW) for _ in range(6)]
+    with seldom_collected(wanted=True):
+        await hops(groups)
+
+
+async def hops(groups: int) -> None:
+    """Do it, whatever the garbage collector does."""
+    ends = [anyio.create_memory_object_stream[int](BOUND) for _ in range(6)]
 
     async def play(group: int, out: Send) -> None:
         with anyio.fail_after(600):
@@ -102,26 +115,27 @@ async def skeleton(groups: int) -> None:
             assert sum([1 async for _ in last]) == groups
 
 
-class MemoryWatch(Unwatched):
-    """Looks at the memory of the process halfway through a run and at its end.
+class Watch(Unwatched):
+    """Looks at the process after some steps.
 
     Args:
-        steps: Of the run.
+        steps: After these.
+        look: Returns what there is to see.
 
     Attributes:
-        held_mb: What was held then.
+        seen: What there was.
     """
 
-    def __init__(self, steps: int) -> None:
-        self._looks = {steps // 2, steps}
-        self.held_mb: list[float] = []
+    def __init__(self, steps: Iterable[int], look: Callable[[], float]) -> None:
+        self._steps = frozenset(steps)
+        self._look = look
+        self.seen: list[float] = []
 
     def stepped(self, record: StepRecord, accounts: Accounts) -> None:
         """Look, where it is time."""
         del accounts
-        if record.step in self._looks:
-            gc.collect()
-            self.held_mb.append(rss_mb())
+        if record.step in self._steps:
+            self.seen.append(self._look())
 
 
 async def controller(
@@ -130,11 +144,10 @@ async def controller(
     ledger: LedgerPort,
     count: int = 1,
     batch: int = BATCH,
-    freeze_gc: bool = False,
     observer: Observer | None = None,
 ) -> None:
     """Conduct so many groups."""
-    async with open_pool(engines(count)) as pool:
+    async with open_pool(instant_engines(count)) as pool:
         executor = InstantExecutor(pool)
         cfg = RunConfig(
             steps=groups // batch,
@@ -143,7 +156,6 @@ async def controller(
             max_age=1,
             sampling=Sampling(max_tokens=4),
             lag_interval_s=0.0,
-            freeze_gc=freeze_gc,
             trackers=(),
             checkpoint=CheckpointConfig(every=0),
         )
@@ -185,34 +197,44 @@ def cost_us(run: Callable[[int], Awaitable[None]], groups: int) -> float:
     return (time.process_time() - began) / groups * 1e6
 
 
-def rss_mb() -> float:
-    """Return the memory that the process holds now."""
+def held_mb() -> float:
+    """Return the memory that the process holds, without its garbage."""
+    gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096 / 2**20
 
 
-def growth(rounds: int, groups: int) -> tuple[float, float]:
-    """Return the cost of a group with 10 engines and with 10,000, in microseconds."""
+def steady_us(engines: int, groups: int) -> float:
+    """Return the processor time of a group in microseconds, in steps of as many groups as there are engines."""
+    steps = groups // engines + 1
+    watch = Watch((1, steps), time.process_time)
 
-    def with_engines(count: int) -> float:
-        return cost_us(lambda n: controller(n, ledger=MemoryLedger(), count=count, batch=count, freeze_gc=True), groups)
+    async def run() -> None:
+        await controller(steps * engines, ledger=MemoryLedger(), count=engines, batch=engines, observer=watch)
 
-    pairs = [(with_engines(10), with_engines(10_000)) for _ in range(rounds)]
-    few, many = zip(*pairs, strict=True)
-    return statistics.median(few), statistics.median(many)
+    gc.collect()
+    anyio.run(run)
+    began, ended = watch.seen
+    return (ended - began) / ((steps - 1) * engines) * 1e6
 
 
-def memory_growth_mb(groups: int, open_ledger: OpenLedger) -> float:
-    """Return how much more memory a run of ``groups`` groups holds at its end than halfway."""
-    watch = MemoryWatch(groups // BATCH)
+def growth(rounds: int) -> list[tuple[float, float]]:
+    """Return the cost of a group with 10 engines and with 10,000, in microseconds, once a round."""
+    return [(steady_us(10, 10_000), steady_us(10_000, 30_000)) for _ in range(rounds)]
 
-    async def run(count: int) -> None:
+
+def memory_growth_mb(open_ledger: OpenLedger) -> float:
+    """Return how much more memory a run would hold after a million groups, at the pace of the median window."""
+    marks = range(HISTORY + 1_000, HISTORY + 1_000 + WINDOWS * WINDOW_STEPS + 1, WINDOW_STEPS)
+    watch = Watch(marks, held_mb)
+
+    async def run() -> None:
         async with open_ledger() as ledger:
-            await controller(count, ledger=ledger, observer=watch)
+            await controller(marks[-1] * SMALL, ledger=ledger, batch=SMALL, observer=watch)
 
-    cost_us(run, groups)
-    halfway, end = watch.held_mb
-    return end - halfway
+    anyio.run(run)
+    grown = statistics.median(after - before for before, after in itertools.pairwise(watch.seen))
+    return grown * 1_000_000 / (WINDOW_STEPS * SMALL)
 
 
 def profile(groups: int) -> None:
@@ -244,9 +266,8 @@ def compare(rounds: int, groups: int) -> list[dict[str, float]]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--groups", type=int, default=4_000)
-    parser.add_argument("--long", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--groups", type=int, default=1_000)
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     if options.profile:
@@ -255,20 +276,27 @@ def main() -> None:
     rounds = compare(options.rounds, options.groups)
     cost = {name: statistics.median(one[name] for one in rounds) for name in SIDES}
     ratio = {name: statistics.median(one[name] / one["skeleton"] for one in rounds) for name in SIDES}
-    few, many = growth(3, 50_000)
-    table = Table("", "us a group, p50", "x skeleton, p50")
+    pairs = growth(3)
+    few, many = (statistics.median(side) for side in zip(*pairs, strict=True))
+    memory = {"nothing kept": lambda: nullcontext(ForgetfulLedger()), "sqlite": open_sqlite}
+    grown = {name: memory_growth_mb(open_ledger) for name, open_ledger in memory.items()}
+    table = Table("", "us a group, p50", "x skeleton, p50", "MB more a million groups")
     for name in SIDES:
-        table.add_row(name, f"{cost[name]:.0f}", f"{ratio[name]:.2f}")
-    table.add_row("10 engines", f"{few:.0f}", "")
-    table.add_row("10,000 engines", f"{many:.0f}", "")
+        table.add_row(
+            f"{name}, {options.rounds} x {options.groups:,} groups", f"{cost[name]:.0f}", f"{ratio[name]:.2f}"
+        )
+    table.add_row("10 engines, 3 x 10,000 groups", f"{few:.0f}")
+    table.add_row("10,000 engines, 3 x 30,000 groups", f"{many:.0f}")
+    for name, mb in grown.items():
+        table.add_row(f"ledger: {name}, {WINDOWS} x {WINDOW_STEPS * SMALL:,} groups", "", "", f"{mb:.1f}")
     Console(width=100).print(table)
     verdict = {
         "vs_skeleton": round(ratio["controller, memory ledger"], 2),
         "vs_skeleton_sqlite": round(ratio["controller, sqlite ledger"], 2),
         "us_per_group_p50": round(cost["controller, memory ledger"], 1),
-        "growth_10_to_10000": round(many / few, 2),
-        "rss_growth_mb": round(memory_growth_mb(options.long, lambda: nullcontext(ForgetfulLedger())), 1),
-        "rss_growth_mb_sqlite": round(memory_growth_mb(options.long, open_sqlite), 1),
+        "growth_10_to_10000": round(statistics.median(b / a for a, b in pairs), 2),
+        "rss_growth_mb": round(grown["nothing kept"], 1),
+        "rss_growth_mb_sqlite": round(grown["sqlite"], 1),
     }
     print(json.dumps(verdict))
 

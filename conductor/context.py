@@ -142,7 +142,9 @@ class RunContext:
 
     def patience(self, what: str) -> Patience:
         """Return the budget of a cause that may fail."""
-        return self.patiences.setdefault(what, Patience(what=what, allowed=self.cfg.retries))
+        if what not in self.patiences:
+            self.patiences[what] = Patience(what=what, allowed=self.cfg.retries)
+        return self.patiences[what]
 
     def enter(self, phase: str) -> None:
         """Begin something, and tell whoever watches."""

@@ -20,7 +20,7 @@ async def grades_of(
         BudgetExhausted: The grader is lost or too slow, and stays so.
         InvariantError: It answered something else.
     """
-    asked = tuple(index for index, sample in enumerate(receipt.samples) if sample.tokens)
+    asked = tuple([index for index, sample in enumerate(receipt.samples) if sample.tokens])
     empty = GradeFault(kind="empty", detail="the completion has no tokens")
     grades: list[Grade | GradeFault] = [empty] * len(receipt.samples)
     if asked:

@@ -3,7 +3,7 @@
 from typing import Any, Literal, Protocol
 
 from protocols.inference import AbortReport, Sampling, Segment
-from protocols.messages import LeaseId, Message, PayloadRef, RegistrationKey, attempt_prefix
+from protocols.messages import LeaseId, Message, PayloadRef, RegistrationKey, WeightVersion, attempt_prefix
 from protocols.prompts import Prompt
 
 
@@ -99,6 +99,16 @@ class GroupReceipt(Message, frozen=True, kw_only=True):
     payload: PayloadRef
     samples: tuple[SampleReceipt, ...]
     metadata: dict[str, Any] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all completions together."""
+        return sum([sample.tokens for sample in self.samples])
+
+    @property
+    def versions(self) -> list[WeightVersion]:
+        """The weights that made its tokens, a segment each, sample by sample; empty where there are no tokens."""
+        return [segment.version for sample in self.samples for segment in sample.segments]
 
 
 class RolloutExecutorPort(Protocol):

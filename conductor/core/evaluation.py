@@ -90,6 +90,6 @@ def check_receipt(receipt: GroupReceipt, lease: RolloutLease, version: WeightVer
     found = (receipt.lease_id, receipt.attempt, len(receipt.samples))
     if found != (lease.lease_id, lease.attempt, lease.group_size):
         raise InvariantError(f"{lease.lease_id} attempt {lease.attempt} was answered with the receipt of {found}")
-    versions = {segment.version for sample in receipt.samples for segment in sample.segments}
+    versions = set(receipt.versions)
     if versions - {version}:
         raise PortFailed(f"{lease.lease_id} was made by v{max(versions)}, and v{version} is evaluated")

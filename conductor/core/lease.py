@@ -97,7 +97,7 @@ class Lease:
     @property
     def tokens(self) -> int:
         """Tokens of its finished samples."""
-        return 0 if self.receipt is None else sum(sample.tokens for sample in self.receipt.samples)
+        return 0 if self.receipt is None else self.receipt.tokens
 
     @property
     def tries(self) -> int:
@@ -107,13 +107,11 @@ class Lease:
     def finish(self, receipt: GroupReceipt) -> None:
         """Take the receipt of the finished rollouts, and the age of the group from it."""
         self.receipt = receipt
-        versions = [segment.version for sample in receipt.samples for segment in sample.segments]
-        self.version = min(versions, default=self.version)
+        self.version = min(receipt.versions, default=self.version)
 
     def finished_by(self, version: WeightVersion) -> bool:
         """Whether it was graded, never given up, and no weights newer than ``version`` made any of it."""
-        samples = () if self.receipt is None else self.receipt.samples
-        newest = max((segment.version for sample in samples for segment in sample.segments), default=self.version)
+        newest = max(self.receipt.versions if self.receipt else (), default=self.version)
         return bool(self.grades) and self.state in _FINISHED and newest <= version
 
     def bare(self) -> "Lease":

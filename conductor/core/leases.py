@@ -187,7 +187,7 @@ class LeaseTable:
                 f"the lease is {lease.state}, attempt {lease.attempt}, {lease.group_size} samples"
             )
         for index, sample in enumerate(receipt.samples):
-            stamped = sum(segment.count for segment in sample.segments)
+            stamped = sum([segment.count for segment in sample.segments])
             if stamped != sample.tokens:
                 raise InvariantError(
                     f"sample {index} of {receipt.lease_id} has {sample.tokens} tokens, and versions for {stamped}"

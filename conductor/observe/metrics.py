@@ -70,9 +70,9 @@ class StepWindow:
     def graded(self, receipt: GroupReceipt, grades: Sequence[Grade | GradeFault]) -> None:
         """Count a graded group, whether it will be trained or not."""
         self._prompt_tokens += receipt.prompt_tokens
-        self._sampled.add(sum(sample.tokens for sample in receipt.samples), len(receipt.samples))
-        for sample, grade in zip(receipt.samples, grades, strict=True):
-            self._lengths.append(sample.tokens)
+        self._sampled.add(receipt.tokens, len(receipt.samples))
+        self._lengths += [sample.tokens for sample in receipt.samples]
+        for grade in grades:
             if isinstance(grade, GradeFault):
                 self.failed(f"reward_{grade.kind}")
                 continue
@@ -86,7 +86,7 @@ class StepWindow:
         Of the whole run. Below 1 the data has been shortened: what takes long was given up more often than the rest.
         """
         for receipt in receipts:
-            self._trained.add(sum(sample.tokens for sample in receipt.samples), len(receipt.samples))
+            self._trained.add(receipt.tokens, len(receipt.samples))
         return self._trained.mean / self._sampled.mean if self._sampled.tokens else 1.0
 
     def take_evaluation(self) -> dict[str, float]:

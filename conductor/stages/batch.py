@@ -1,8 +1,9 @@
 """Batch: the grades of groups in, the dispatch ids of batches out.
 
-What was graded while the record was written is written down together; from then on it is ready. Waits until the trainer is idle and the sampler selects a batch, or the epoch has ended and nothing that runs can
-join. Groups that are ready beyond a batch are kept for the next one, unless they were over-sampled; those that the
-sampler finds too old are given up or generated anew.
+What was graded in one turn of the loop, or while the record was written, is written down together; from then on it
+may be claimed. Waits until the trainer is idle and the sampler selects a batch, or the epoch has ended and nothing
+that runs can join. Groups that are ready beyond a batch are kept for the next one, unless they were over-sampled;
+those that the sampler finds too old are given up or generated anew.
 """
 
 import math

@@ -4,7 +4,6 @@ Waits for the trainer, at most ``deadlines.train``. A step that changed nothing 
 canonical log line closes each step.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 import anyio
@@ -21,7 +20,7 @@ from conductor.stages.checkpoint import save_if_due
 from conductor.stages.evaluate import is_due
 from protocols.errors import InvariantError, PayloadLost, PortFailed, Transient
 from protocols.grading import Grade
-from protocols.inference import Segment, WeightsManifest
+from protocols.inference import WeightsManifest
 from protocols.ledger import Committed, Stepped, Unclaimed
 from protocols.messages import DispatchId, WeightVersion
 from protocols.tracking import StepRecord
@@ -181,9 +180,9 @@ async def _close_step(
     ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], report: StepReport, times: dict[str, float]
 ) -> None:
     """Take the metrics of the step to the log, the trackers and whoever watches."""
-    ages = [batch.version - segment.version for lease in leases for segment in _oldest(lease)]
-    samples = sum(row.weight > 0 for group in batch.groups for row in group.samples)
-    tokens = sum(sample.tokens for lease in leases for sample in lease.finished_receipt.samples)
+    ages = [batch.version - version for lease in leases for version in _oldest(lease)]
+    samples = sum([row.weight > 0 for group in batch.groups for row in group.samples])
+    tokens = sum([lease.tokens for lease in leases])
     lag_p99_s, lag_max_s = ctx.lag.take()
     step_s = max(times["time/step_s"], 1e-9)
     metrics = {
@@ -230,8 +229,7 @@ async def _remember(ctx: RunContext, record: StepRecord) -> None:
     await ctx.record(step)
 
 
-def _oldest(lease: Lease) -> Iterator[Segment]:
-    """Yield the oldest segment of each sample that has tokens."""
-    for sample in lease.finished_receipt.samples:
-        if sample.segments:
-            yield min(sample.segments, key=lambda segment: segment.version)
+def _oldest(lease: Lease) -> list[WeightVersion]:
+    """Return the version of the oldest token of each sample that has tokens."""
+    samples = [sample.segments for sample in lease.finished_receipt.samples if sample.segments]
+    return [min([segment.version for segment in segments]) for segments in samples]
