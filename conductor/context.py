@@ -66,6 +66,7 @@ class RunContext:
         steps: The last steps of the run, those before a resume included.
         seconds_before: How long earlier lives of the run trained; ``began``: since when this one does.
         publish_s: Seconds that the last publish took.
+        publishes: When those since the last step began and ended, by the run's clock.
         checkpoint_s: Seconds that training stood still for the last checkpoint.
         idle: Whether the trainer waits for a batch.
         ending: Groups that are cut short while they are generated, and what becomes of each.
@@ -111,6 +112,7 @@ class RunContext:
     seconds_before: float = 0.0
     began: float | None = None
     publish_s: float = 0.0
+    publishes: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     checkpoint_s: float = 0.0
     idle: bool = False
     ending: dict[LeaseId, Literal["restart", "surplus"]] = field(default_factory=dict)

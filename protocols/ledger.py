@@ -39,19 +39,29 @@ class Admitted(Message, frozen=True, kw_only=True, tag="admitted"):
 
 
 class Generating(Message, frozen=True, kw_only=True, tag="generating"):
-    """An attempt is about to be sent to the executor; no token of it is older than ``version``."""
+    """An attempt is about to be sent to the executor; no token of it is older than ``version``.
+
+    ``at_s`` is the run's clock, here and in other events: seconds since the first admission, as ``Stepped.seconds``.
+    """
 
     lease_id: LeaseId
     attempt: int
     version: WeightVersion = WeightVersion(0)
+    at_s: float = 0.0
 
 
 class Graded(Message, frozen=True, kw_only=True, tag="graded"):
-    """A group is finished and graded; its receipt as it was minted."""
+    """A group is finished and graded; its receipt as it was minted.
+
+    Attributes:
+        finished_at_s: When its rollouts were finished, by the run's clock; ``at_s``: when it was graded.
+    """
 
     lease_id: LeaseId
     receipt: GroupReceipt
     grades: tuple[Grade | GradeFault, ...]
+    finished_at_s: float = 0.0
+    at_s: float = 0.0
 
 
 class Filtered(Message, frozen=True, kw_only=True, tag="filtered"):
@@ -142,11 +152,13 @@ class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
         record: What the trackers were told.
         seconds: From the first admission until now, without the time between two lives of the run.
         failures: Masked samples and retried groups of the whole run until now, by class.
+        publishes: When each publish since the last step began and ended, by the same clock.
     """
 
     record: StepRecord
     seconds: float
     failures: dict[str, int] = {}
+    publishes: tuple[tuple[float, float], ...] = ()
 
 
 class Evaluated(Message, frozen=True, kw_only=True, tag="evaluated"):
@@ -162,10 +174,15 @@ class CheckpointBegun(Message, frozen=True, kw_only=True, tag="checkpoint_begun"
 
 
 class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
-    """The checkpoint of ``version`` is complete; ``kept`` are all that there are, itself among them."""
+    """The checkpoint of ``version`` is complete; ``kept`` are all that there are, itself among them.
+
+    ``began_at_s`` and ``at_s`` say when it was written, by the run's clock.
+    """
 
     version: WeightVersion
     kept: tuple[WeightVersion, ...]
+    began_at_s: float = 0.0
+    at_s: float = 0.0
 
 
 class Resumed(Message, frozen=True, kw_only=True, tag="resumed"):

@@ -1,39 +1,62 @@
-"""``conductor inspect``: the accounts of a run and their proof, the history of one lease, or what was lost."""
+"""``conductor inspect``: the accounts of a run and their proof, or the history of a lease, a sample, a step, a loss."""
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import click
 import msgspec
 
+from conductor.cli.lineage import sample_lines, step_lines
 from conductor.config import RunConfig
 from conductor.inspection import Inspection, LeaseEvent, history, incidents, inspect, read_record
-from protocols.errors import CorruptLedger
-from protocols.ledger import Incident
+from conductor.review.chronicle import chronicle
+from conductor.review.lineage import sample_lineage, step_lineage
+from protocols.errors import CorruptLedger, UserError
+from protocols.ledger import Incident, Record
 from protocols.messages import LeaseId
+from protocols.training import Algorithm
+
+About = Literal["lease", "sample", "step", "incidents"]
 
 
-def inspect_run(cfg: RunConfig, *, lease: str | None, told: bool, as_json: bool) -> int:
+def inspect_run(cfg: RunConfig, about: dict[About, str], *, as_json: bool) -> int:
     """Print what the record says; returns the exit code, 4 where the books do not balance.
 
     Args:
         cfg: The job that the run's folder keeps.
-        lease: Tell of this lease alone.
-        told: Tell of the incidents alone.
+        about: The one thing to tell of instead of the accounts, and which one; empty: the accounts.
         as_json: Print JSON.
+
+    Raises:
+        UserError: The record does not tell of it, or more than one thing is asked for.
     """
+    if len(about) > 1:
+        raise UserError(f"one thing at a time: {' or '.join(f'--{what}' for what in sorted(about))}")
     record = read_record(cfg)
-    if told:
-        found = incidents(record)
-        _print(msgspec.to_builtins(found), _incident_lines(found), as_json=as_json)
-        return 0
-    if lease is not None:
-        events = history(record, LeaseId(lease))
-        _print(msgspec.to_builtins(events), map(_lease_line, events), as_json=as_json)
+    for what, which in about.items():
+        values, lines = _told(record, what, which, cfg.algorithm)
+        _print(values, lines, as_json=as_json)
         return 0
     found = inspect(record)
     _print(msgspec.to_builtins(found), _lines(found), as_json=as_json)
     return 0 if found.balanced else CorruptLedger.exit_code
+
+
+def _told(record: Record, what: About, which: str, algorithm: Algorithm) -> tuple[object, Iterator[str]]:
+    match what:
+        case "incidents":
+            lost = incidents(record)
+            return msgspec.to_builtins(lost), _incident_lines(lost)
+        case "lease":
+            events = history(record, LeaseId(which))
+            return msgspec.to_builtins(events), map(_lease_line, events)
+        case "sample":
+            sample = sample_lineage(chronicle(record.events), which, algorithm)
+            return msgspec.to_builtins(sample), sample_lines(sample)
+        case "step":
+            step = step_lineage(chronicle(record.events), int(which), algorithm)
+            return msgspec.to_builtins(step), step_lines(step)
 
 
 def _print(values: object, lines: Iterator[str], *, as_json: bool) -> None:

@@ -83,14 +83,17 @@ def resume(run_dir: str, plan_file: str | None, *, quiet: bool, as_json: bool) -
 @main.command()
 @_RUN_DIR
 @click.option("--lease", metavar="ID", help="Tell the history of one lease, L17, instead.")
+@click.option("--sample", metavar="ID", help="Tell the way of one sample, L17/0/3: lease, attempt, index.")
+@click.option("--step", type=click.IntRange(min=1), help="Tell what one train step trained.")
 @click.option("--incidents", is_flag=True, help="Tell of lost workers, and what became of them, instead.")
 @_JSON
-def inspect(run_dir: str, lease: str | None, *, incidents: bool, as_json: bool) -> None:
+def inspect(run_dir: str, *, as_json: bool, **about: Any) -> None:
     """Prove from its record alone where every group of the run in RUN_DIR is.
 
     The run may be going on. Exit code 4: the books do not balance, or the record is damaged.
     """
-    _exit(lambda: inspect_run(read_job(run_dir), lease=lease, told=incidents, as_json=as_json))
+    asked: Any = {what: str(which) for what, which in about.items() if which}
+    _exit(lambda: inspect_run(read_job(run_dir), asked, as_json=as_json))
 
 
 @main.command()

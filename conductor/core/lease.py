@@ -65,6 +65,7 @@ class Lease:
             began: no token is older.
         receipt: Of the finished rollouts, once they are delivered.
         grades: One a sample, once graded.
+        finished_at_s: When its rollouts were finished, by the run's clock.
     """
 
     lease_id: LeaseId
@@ -76,6 +77,7 @@ class Lease:
     state: State = State.ADMITTED
     receipt: GroupReceipt | None = None
     grades: tuple[Grade | GradeFault, ...] = ()
+    finished_at_s: float = 0.0
 
     @property
     def finished_receipt(self) -> GroupReceipt:

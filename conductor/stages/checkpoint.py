@@ -70,7 +70,7 @@ async def _write(ctx: RunContext, run_dir: str, version: WeightVersion) -> None:
 
 
 async def _save(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
-    began = anyio.current_time()
+    began, began_at_s = anyio.current_time(), ctx.seconds
     admitted = ctx.table.settlements.cuts[version].admitted
     aside = await _on_disk(ctx, lambda: checkpoints.aside(folder, version))
     written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
@@ -78,15 +78,15 @@ async def _save(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
         raise InvariantError(f"the trainer saved v{written} where v{version} is trained")
     path = await _on_disk(ctx, lambda: checkpoints.seal(aside, run_id=ctx.run_id, version=version, admitted=admitted))
     ctx.saved, ctx.checkpoint = version, str(path)
-    await _keep(ctx, folder, version)
+    await _keep(ctx, folder, version, began_at_s)
     ctx.log.info("checkpoint.saved", step=version, path=str(path), seconds=anyio.current_time() - began)
 
 
-async def _keep(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
+async def _keep(ctx: RunContext, folder: Path, version: WeightVersion, began_at_s: float) -> None:
     """Record that the checkpoint is complete, then remove those that are not kept, then sum the record up."""
     there = await _on_disk(ctx, lambda: checkpoints.complete(folder))
     kept = tuple(there)[-ctx.cfg.checkpoint.keep :]
-    await ctx.record(Checkpointed(version=version, kept=kept))
+    await ctx.record(Checkpointed(version=version, kept=kept, began_at_s=began_at_s, at_s=ctx.seconds))
     for old in [path for number, path in there.items() if number not in kept]:
         await _on_disk(ctx, lambda old=old: checkpoints.remove(old))
     if 0 < ctx.cfg.checkpoint.compact_events <= ctx.recorded:

@@ -54,7 +54,7 @@ async def publish_pending(ctx: RunContext) -> None:
     manifest = ctx.publication.take()
     if manifest is None:
         return
-    began = anyio.current_time()
+    began, began_s = anyio.current_time(), ctx.seconds
     readiness = await ctx.ports.inference.prepare_rollout()
     if readiness.lost:
         ctx.log.warning("engines.lost", members=sorted(readiness.lost))
@@ -62,6 +62,7 @@ async def publish_pending(ctx: RunContext) -> None:
     before = ctx.publication.confirm(manifest)
     ctx.admission.version = manifest.version - ctx.first_version
     ctx.publish_s = anyio.current_time() - began
+    ctx.publishes.append((began_s, ctx.seconds))
     ctx.changed.ring()
     ctx.log.debug(
         "weights.published",

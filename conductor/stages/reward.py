@@ -50,7 +50,9 @@ async def _grade(ctx: RunContext, lease_id: LeaseId, graded: MemoryObjectSendStr
         faults = [grade for grade in grades if isinstance(grade, GradeFault)]
         await drop(ctx, lease, "too_few_rewards", f"{faults[0].kind}: {faults[0].detail}")
         return
-    event = Graded(lease_id=lease_id, receipt=receipt, grades=grades)
+    event = Graded(
+        lease_id=lease_id, receipt=receipt, grades=grades, finished_at_s=lease.finished_at_s, at_s=ctx.seconds
+    )
     verdict = _judge(ctx, lease, rewards)
     while verdict == "wait":
         await ctx.changed.wait()

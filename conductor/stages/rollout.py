@@ -23,13 +23,15 @@ async def run(
     async with anyio.create_task_group() as group:
         async for wave in admitted:
             leases = [ctx.table[lease_id] for lease_id in wave]
-            await ctx.record(*(_begun(ctx, lease) for lease in leases if lease.lease_id not in ctx.ending))
+            now_s = ctx.seconds
+            await ctx.record(*(_begun(ctx, lease, now_s) for lease in leases if lease.lease_id not in ctx.ending))
             for lease in leases:
                 ctx.start(group, f"rollout {lease.lease_id}", _play, ctx, lease, finished)
 
 
-def _begun(ctx: RunContext, lease: Lease) -> Generating:
-    return Generating(lease_id=lease.lease_id, attempt=lease.attempt, version=ctx.publication.serving)
+def _begun(ctx: RunContext, lease: Lease, now_s: float) -> Generating:
+    version = ctx.publication.serving
+    return Generating(lease_id=lease.lease_id, attempt=lease.attempt, version=version, at_s=now_s)
 
 
 async def _play(ctx: RunContext, lease: Lease, finished: MemoryObjectSendStream[LeaseId]) -> None:
@@ -60,6 +62,7 @@ async def _play(ctx: RunContext, lease: Lease, finished: MemoryObjectSendStream[
             raise InvariantError(f"{lease_id} was answered with the receipt of {receipt.lease_id}")
         _refuse_the_future(receipt, ctx.trained)
         ctx.table.deliver(receipt)
+        lease.finished_at_s = ctx.seconds
         await finished.send(lease_id)
 
 

@@ -223,7 +223,8 @@ def _length_ratio(ctx: RunContext, leases: tuple[Lease, ...]) -> float:
 
 async def _remember(ctx: RunContext, record: StepRecord) -> None:
     """Record what the step came to: what is told of a run that was resumed comes from there."""
-    step = Stepped(record=record, seconds=ctx.seconds, failures=dict(ctx.window.totals))
+    publishes, ctx.publishes = tuple(ctx.publishes), []
+    step = Stepped(record=record, seconds=ctx.seconds, failures=dict(ctx.window.totals), publishes=publishes)
     ctx.steps.append(step)
     ctx.closed = WeightVersion(record.step)
     await ctx.record(step)
