@@ -1,7 +1,6 @@
 """The torch engine as a server sees it: weights by label from folders, requests by their clients' names."""
 
 import itertools
-import zlib
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from backends.engines._http.files import SUMS, crc_of
 from backends.engines._serve.web import Refused
 from backends.engines.torch.engine import OnToken, TorchEngine
 from backends.models.tokenizers import Tokenizer
@@ -23,9 +23,6 @@ from protocols.messages import WeightVersion
 
 FIRST_LABEL = "default"
 """What both servers call the weights that they were started with."""
-
-SUMS = "sums.json"
-"""In a folder of weights: the CRC-32 of each file, by name. It is optional; both servers ignore it."""
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -209,12 +206,3 @@ def read_weights(folder: Path, names: set[str]) -> dict[str, Any]:
     if missing := sorted(names - found.keys()):
         raise UserError(f"{missing[0]} and {len(missing) - 1} other tensors are missing")
     return {name: found[name].float() for name in names}
-
-
-def crc_of(file: Path) -> int:
-    """Return the CRC-32 of a file's bytes."""
-    total = 0
-    with file.open("rb") as stream:
-        while chunk := stream.read(1 << 22):
-            total = zlib.crc32(chunk, total)
-    return total
