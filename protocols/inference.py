@@ -93,6 +93,18 @@ class Generation(Message, frozen=True, kw_only=True):
     engine: str = ""
 
 
+class Probe(Message, frozen=True, kw_only=True):
+    """What some weights make of fixed tokens, for who was given them to say the same.
+
+    Attributes:
+        token_ids: At least two.
+        logprobs: Of each token but the first, given those before it, at temperature 1.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
 class WeightsManifest(Message, frozen=True, kw_only=True):
     """Weights staged for publishing.
 
@@ -101,12 +113,14 @@ class WeightsManifest(Message, frozen=True, kw_only=True):
         payload: A mapping of parameter names to tensors in the payload store.
         tensors: Number of tensors.
         size_bytes: Bytes of all tensors.
+        probe: What the trainer computes with them; None: it does not say.
     """
 
     version: WeightVersion
     payload: PayloadRef
     tensors: int
     size_bytes: int
+    probe: Probe | None = None
 
 
 class EngineStatus(Message, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from conductor.cli.asking import show_status, show_why, stop, write_checkpoint
 from conductor.cli.inspecting import inspect_run
 from conductor.cli.planning import plan_job
 from conductor.cli.running import run_job
+from conductor.cli.serving import engine
 from conductor.cli.summary import summary
 from conductor.fleet.planned import read_plan
 from conductor.loading import load_config, read_job
@@ -50,6 +51,9 @@ def main() -> None:
     Exit codes: 0 done; 1 a bug nobody foresaw; 2 the job is wrong; 3 the run cannot go on; 4 a rule of
     the controller was broken; 130 and 143 stopped by a signal, or by conductor stop (130).
     """
+
+
+main.add_command(engine)
 
 
 @main.command()

@@ -5,12 +5,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 import anyio
+import msgspec
 import pytest
 
 from backends.engines import torch as torch_engine
 from backends.sim.engine import EngineModel, SimEngine
 from backends.sim.payloads import ScriptedPayloads
-from protocols.adapters import Host
+from protocols.adapters import Host, resolve
 from protocols.errors import Aborted, ConductorError, EngineStale, PromptTooLong
 from protocols.inference import (
     EnginePort,
@@ -21,7 +22,7 @@ from protocols.inference import (
     WeightsManifest,
 )
 from protocols.messages import PayloadRef, WeightVersion
-from tests.support.batches import site
+from tests.support.batches import GPT2, site
 from tests.support.scripted.engine import ScriptedEngine
 from tests.support.wired import wired
 
@@ -44,6 +45,31 @@ async def _torch() -> AsyncGenerator[EnginePort]:
 
 
 @asynccontextmanager
+async def _over_http(kind: str) -> AsyncGenerator[EnginePort]:
+    """Our own server and our own client of one interface, with a socket between them."""
+    pytest.importorskip("h11")
+    pytest.importorskip("httpx2")
+    from backends.engines._serve.program import ServerConfig, open_server  # noqa: PLC0415 - torch is heavy
+    from backends.models.loading import load_module, named_weights  # noqa: PLC0415 - as above
+
+    payloads = ScriptedPayloads()
+    held = named_weights(load_module(site()))
+    for version in range(3):
+        await payloads.put(weights(version).payload, held)
+    adapter = resolve("engine", kind)
+    server = msgspec.convert({"protocol": kind}, ServerConfig)
+    async with (
+        open_server(server, GPT2, job_dir="/", seed=site().seed) as url,
+        adapter.open(adapter.Config(urls=(url,)), Host(site=site(), payloads=payloads)) as engine,
+    ):
+        yield engine
+
+
+_vllm = partial(_over_http, "vllm")
+_sglang = partial(_over_http, "sglang")
+
+
+@asynccontextmanager
 async def _scripted() -> AsyncGenerator[EnginePort]:
     yield ScriptedEngine(context=CONTEXT)
 
@@ -57,6 +83,10 @@ async def _simulated() -> AsyncGenerator[EnginePort]:
     params=[
         pytest.param(_torch, id="torch", marks=pytest.mark.real_time),
         pytest.param(wired(EnginePort, _torch), id="torch-wired", marks=pytest.mark.real_time),
+        pytest.param(_vllm, id="vllm", marks=pytest.mark.real_time),
+        pytest.param(wired(EnginePort, _vllm), id="vllm-wired", marks=pytest.mark.real_time),
+        pytest.param(_sglang, id="sglang", marks=pytest.mark.real_time),
+        pytest.param(wired(EnginePort, _sglang), id="sglang-wired", marks=pytest.mark.real_time),
         pytest.param(_scripted, id="scripted"),
         pytest.param(wired(EnginePort, _scripted), id="scripted-wired"),
         pytest.param(_simulated, id="simulated"),

@@ -34,9 +34,10 @@ ROW = np.dtype(
 
 @dataclass(eq=False)
 class Call:
-    """One generate request among the running ones; compared by identity."""
+    """One generate request among the running ones; compared by identity. ``watched``: each token is told of."""
 
     request: GenerateRequest
+    watched: bool = False
 
 
 @dataclass(eq=False)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from backends.engines._prefixes import AbortedPrefixes
 from backends.engines.torch.batch import Batch, Call
 from backends.engines.torch.model import CausalModel
-from backends.engines.torch.prefixes import AbortedPrefixes
 from protocols.errors import Aborted
 from protocols.inference import Completion
 from protocols.messages import WeightVersion
@@ -34,7 +34,17 @@ class Ended:
     error: Aborted | None
 
 
-Event = Finished | Ended
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A watched call has one more token."""
+
+    call: Call
+    request_id: str
+    token_id: int
+    logprob: float
+
+
+Event = Finished | Ended | Drawn
 
 
 class Decoder:
@@ -104,6 +114,11 @@ class Decoder:
         self.version = version
         return version
 
+    @torch.inference_mode()
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Return log-probabilities as ``CausalModel.score`` does."""
+        return self._model.score(token_ids)
+
     def pause(self) -> None:
         """Make no tokens until ``resume``."""
         self.paused = True
@@ -125,6 +140,12 @@ class Decoder:
             logits.append(prompt_logits[self._batch.join(joining, prompts)])
         tokens, logprobs = self._batch.draw(logits[0] if len(logits) == 1 else torch.cat(logits))
         assert self.version is not None
+        rows = zip(self._batch.running, tokens.tolist(), logprobs.tolist(), strict=True)
+        self._events.extend(
+            Drawn(call=running.call, request_id=running.sample.request_id, token_id=token, logprob=logprob)
+            for running, token, logprob in rows
+            if running.call.watched
+        )
         for running, completion in self._batch.advance(tokens, logprobs, self.version):
             self._events.append(Finished(call=running.call, completion=completion))
 

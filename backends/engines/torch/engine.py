@@ -1,9 +1,10 @@
 """The event loop's side of the engine: messages in, messages out."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 import torch
@@ -11,11 +12,11 @@ from anyio.lowlevel import checkpoint
 
 from backends.engines.torch import Config
 from backends.engines.torch.batch import Call
-from backends.engines.torch.decoder import Decoder, Event, Finished
+from backends.engines.torch.decoder import Decoder, Drawn, Event, Finished
 from backends.engines.torch.model import CausalModel
 from backends.engines.torch.thread import EngineThread
 from backends.engines.torch.trial import check_bits, warm_up
-from backends.models.loading import load_module
+from backends.models.loading import load_module, named_weights
 from protocols.adapters import Host
 from protocols.backend import PayloadPort
 from protocols.errors import (
@@ -37,12 +38,16 @@ CLOSE_S = 10.0
 
 NAME = "torch engine"
 
+OnToken = Callable[[str, int, float], None]
+"""Is told of a token as soon as it is drawn: whose it is, its id, its log-probability."""
+
 
 @dataclass(eq=False)
 class _Answer:
     """What is known on the event loop about a call that the thread has not reported gone."""
 
     done: "asyncio.Future[Generation]"
+    on_token: OnToken | None
     completions: dict[str, Completion] = field(default_factory=dict)
 
 
@@ -77,14 +82,19 @@ class TorchEngine:
             paused=self._decoder.paused,
         )
 
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Join the running batch; the call is on its way before this first yields."""
+    async def generate(self, request: GenerateRequest, on_token: OnToken | None = None) -> Generation:
+        """Join the running batch; the call is on its way before this first yields.
+
+        Args:
+            request: What is asked for.
+            on_token: Called on the event loop for each token; all calls come before the return.
+        """
         refusal = self._refusal(request)
         if refusal is not None:
             await checkpoint()
             raise refusal
-        call = Call(request)
-        answer = self._answers[call] = _Answer(done=asyncio.get_running_loop().create_future())
+        call = Call(request, watched=on_token is not None)
+        answer = self._answers[call] = _Answer(done=asyncio.get_running_loop().create_future(), on_token=on_token)
         self._live.update(_ids(request))
         self._thread.post(lambda: self._decoder.join(call))
         try:
@@ -122,7 +132,26 @@ class TorchEngine:
                 raise Transient(f"weights {manifest.version} are not there: {exc.message}") from exc
             if not isinstance(weights, Mapping):
                 raise InvariantError(f"{manifest.payload} holds no weights")
-            return await self._thread.ask(lambda: self._decoder.swap(manifest.version, weights))
+            return await self.swap(manifest.version, weights)
+
+    async def swap(self, version: WeightVersion, weights: Mapping[str, Any] | None = None) -> WeightVersion:
+        """Let weights that are at hand make the tokens from the next one on; None: those that the module holds now.
+
+        Raises:
+            InvariantError: They do not fit the model.
+            WorkerLost: The engine is gone.
+        """
+        held = named_weights(self._model.module) if weights is None else weights
+        return await self._thread.ask(lambda: self._decoder.swap(version, held))
+
+    async def weight_names(self) -> frozenset[str]:
+        """Return the names of what a swap must bring."""
+        await checkpoint()
+        return frozenset(named_weights(self._model.module))
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probability of each token but the first under the weights served now, between two tokens."""
+        return await self._thread.ask(lambda: self._decoder.score(token_ids))
 
     async def pause(self) -> None:
         """Stand still; on return no token is being made."""
@@ -161,6 +190,10 @@ class TorchEngine:
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
             answer = self._answers[event.call]
+            if isinstance(event, Drawn):
+                if answer.on_token is not None:
+                    answer.on_token(event.request_id, event.token_id, event.logprob)
+                continue
             if isinstance(event, Finished):
                 name = event.completion.request_id
                 answer.completions[name] = event.completion
@@ -205,7 +238,7 @@ def _in_order(request: GenerateRequest, completions: Mapping[str, Completion]) -
 
 
 @asynccontextmanager
-async def open_engine(cfg: Config, host: Host) -> AsyncGenerator[EnginePort]:
+async def open_engine(cfg: Config, host: Host) -> AsyncGenerator[TorchEngine]:
     """Build and warm up the model in a thread, then run the engine until the block ends.
 
     Raises:

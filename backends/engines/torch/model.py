@@ -76,6 +76,12 @@ class CausalModel:
         """
         return self._forward(tokens, positions, cache, attention_mask=mask)[:, -1]
 
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probability of each token but the first, given those before it, at temperature 1."""
+        ids = torch.tensor([token_ids])
+        logits = self._forward(ids, torch.arange(len(token_ids))[None], DynamicCache())[0, :-1]
+        return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].tolist()
+
     def _forward(
         self, ids: Tensor, positions: Tensor, cache: Any, keep: Tensor | None = None, **options: Any
     ) -> Tensor:

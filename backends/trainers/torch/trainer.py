@@ -13,12 +13,13 @@ from backends.trainers.torch.compute import LONGEST_PASS_S, Compute
 from backends.trainers.torch.handover import hand_over
 from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.models import load_models
+from backends.trainers.torch.probe import probe_of
 from backends.trainers.torch.ranks import Ranks
 from protocols.adapters import Host
 from protocols.aio import bounded_shield
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import PayloadLost, WorkerLost
-from protocols.inference import WeightsManifest
+from protocols.inference import Probe, WeightsManifest
 from protocols.messages import DispatchId, PayloadRef, WeightVersion
 from protocols.training import (
     AccumulateReport,
@@ -89,11 +90,11 @@ class TorchTrainer:
 
         A lent tensor changes with the next step. A repeat puts the weights of the same version once more.
         """
-        version, weights = await self._compute.run(self._weights, not request.exclusive)
+        version, weights, probe = await self._compute.run(self._weights, not request.exclusive)
         ref = PayloadRef(owner=request.owner, key=f"v{version}")
         await self._payloads.put(ref, weights)
         size_bytes = sum(tensor.nbytes for tensor in weights.values())
-        return WeightsManifest(version=version, payload=ref, tensors=len(weights), size_bytes=size_bytes)
+        return WeightsManifest(version=version, payload=ref, tensors=len(weights), size_bytes=size_bytes, probe=probe)
 
     async def snapshot(self) -> WeightVersion:
         """Copy weights and optimizer into the host's memory: a second time what they take."""
@@ -162,11 +163,11 @@ class TorchTrainer:
         except WorkerLost as exc:  # the payload is lost, not this trainer
             raise PayloadLost(owner=ref.owner, cause=exc.cause) from exc
 
-    def _weights(self, copy: bool) -> tuple[WeightVersion, dict[str, Tensor]]:
+    def _weights(self, copy: bool) -> tuple[WeightVersion, dict[str, Tensor], Probe]:
         weights = named_weights(self._learner.module)
         if copy:
             weights = {name: tensor.clone() for name, tensor in weights.items()}
-        return self._learner.version, weights
+        return self._learner.version, weights, probe_of(self._learner.module)
 
     def _write(self, state: checkpoint.State, folder: Path) -> WeightVersion:
         checkpoint.write(state, folder)

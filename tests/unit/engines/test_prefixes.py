@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.engines.torch.prefixes import AbortedPrefixes
+from backends.engines._prefixes import AbortedPrefixes
 
 WORDS = st.text("ab/", max_size=5)
 

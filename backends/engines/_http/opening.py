@@ -1,0 +1,51 @@
+"""Which server an engine is, as a job says it."""
+
+from collections.abc import Sequence
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from msgspec import Meta
+
+from backends._extras import find_missing
+from protocols.errors import Problem
+from protocols.messages import Message
+from protocols.sections import Site
+
+
+class ServerOptions(Message, frozen=True, kw_only=True):
+    """Where the server is, or how it is started. Either ``urls`` or ``command``.
+
+    Attributes:
+        urls: Servers that run already, one for each engine of the job, ``http://host:8000``; no router before several.
+        command: Starts a server for each engine; ``{port}`` stands for the port that it is to listen on.
+        start_s: How long a server may take until it answers.
+        weights_dir: Folder for published weights, which the servers see under the same path; else the run's own.
+        probe_tolerance: By how much a server's log-probabilities of fixed tokens may differ from the trainer's after
+            a publish. Servers that compute in half precision need 0.1 and more.
+    """
+
+    urls: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    start_s: Annotated[float, Meta(gt=0)] = 300.0
+    weights_dir: str | None = None
+    probe_tolerance: Annotated[float, Meta(gt=0)] = 0.01
+
+
+def check_options(cfg: ServerOptions, site: Site, *, kind: str) -> Sequence[Problem]:
+    """Return what is wrong with the options, without asking a server."""
+    problems = find_missing("httpx2", field="engine.kind", kind=kind, extra="http")
+    if bool(cfg.urls) == bool(cfg.command):
+        why = "it is not said which server it is" if not cfg.urls else "it is both attached to and started"
+        mend = "give either urls or a command"
+        problems.append(Problem(field="engine.urls", value=None, why=why, mend=mend))
+    if cfg.command and not any("{port}" in word for word in cfg.command):
+        why, mend = "the server is not told its port", "write {port} where it goes"
+        problems.append(Problem(field="engine.command", value=repr(cfg.command[0]), why=why, mend=mend))
+    for url in cfg.urls:
+        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
+            why, mend = "it is no address of a server", "write it as http://host:8000"
+            problems.append(Problem(field="engine.urls", value=repr(url), why=why, mend=mend))
+    if site.model is not None and site.model.options.get("lora") is not None:
+        why, mend = f"{kind} is given whole models, not adapters", "train without lora, or with engine.kind = 'torch'"
+        problems.append(Problem(field="model.lora", value=None, why=why, mend=mend))
+    return problems

@@ -1,0 +1,110 @@
+"""From the options of a job to an engine over a server that answers."""
+
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from backends.engines._http.connection import Connection, ServerRefused, new_client
+from backends.engines._http.dialect import Dialect
+from backends.engines._http.engine import HttpEngine, open_engine
+from backends.engines._http.files import WeightFiles
+from backends.engines._http.opening import ServerOptions
+from backends.roles import command as program
+from protocols.adapters import Host
+from protocols.aio import bounded_shield, deadline
+from protocols.errors import Transient, UserError, WorkerLost
+
+_ASK_EVERY_S = 0.2
+_REMOVE_S = 30.0
+
+
+@asynccontextmanager
+async def open_server_engine(
+    cfg: ServerOptions, host: Host, speak: Callable[[Connection], Dialect]
+) -> AsyncGenerator[HttpEngine]:
+    """Attach to a server, or start it; wait until it answers, and open the port over it.
+
+    Args:
+        cfg: Which server.
+        host: Which of the job's engines this is, and where weights lie.
+        speak: Makes the dialect over a connection.
+
+    Raises:
+        UserError: There is no server for this engine, or no place for weights.
+        WorkerLost: A server that is to run already cannot be reached.
+        DeadlineExceeded: One that was started does not answer.
+        PortFailed: It ended by itself (also later, into the block).
+    """
+    number = 0 if host.ranks is None else host.ranks.role
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(_started(cfg, host)) if cfg.command else _attached(cfg, number)
+        client = await stack.enter_async_context(new_client(url))
+        dialect = speak(Connection(client, url))
+        await (_wait_until_ready(dialect, url, cfg.start_s) if cfg.command else _see(dialect, url))
+        files = await stack.enter_async_context(_weight_files(cfg, host, number))
+        yield await stack.enter_async_context(
+            open_engine(dialect, host.payloads, files, name=url, tolerance=cfg.probe_tolerance)
+        )
+
+
+def _attached(cfg: ServerOptions, number: int) -> str:
+    if number >= len(cfg.urls):
+        raise UserError(f"engine.urls names {len(cfg.urls)} servers, and there is an engine number {number + 1}")
+    return cfg.urls[number]
+
+
+@asynccontextmanager
+async def _started(cfg: ServerOptions, host: Host) -> AsyncGenerator[str]:
+    """Start the server on a port that is free now; should somebody else take it first, the start fails."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    words = tuple(word.replace("{port}", str(port)) for word in cfg.command)
+    async with program.open(program.Config(command=words), host):
+        yield f"http://127.0.0.1:{port}"
+
+
+async def _wait_until_ready(dialect: Dialect, url: str, start_s: float) -> None:
+    with deadline(f"the start of {url}", start_s):
+        while True:
+            try:
+                await dialect.healthy()
+            except (WorkerLost, ServerRefused):  # it does not listen yet, or loads its model
+                await anyio.sleep(_ASK_EVERY_S)
+            else:
+                return
+
+
+async def _see(dialect: Dialect, url: str) -> None:
+    try:
+        await dialect.healthy()
+    except ServerRefused as exc:
+        raise Transient(f"{url} is not well: {exc}") from exc
+
+
+@asynccontextmanager
+async def _weight_files(cfg: ServerOptions, host: Host, number: int) -> AsyncGenerator[WeightFiles]:
+    made = None
+    if cfg.weights_dir is not None:
+        root = Path(host.site.job_dir) / cfg.weights_dir
+    elif host.site.run_dir is not None:
+        root = Path(host.site.run_dir) / "weights"
+    else:
+        root = made = Path(tempfile.mkdtemp(prefix="conductor-weights-"))
+    try:
+        files = await anyio.to_thread.run_sync(WeightFiles, root / f"engine-{number}")
+    except OSError as exc:
+        raise UserError(f"weights cannot be written to {root}: {exc}") from exc
+    try:
+        yield files
+    finally:
+        with bounded_shield(_REMOVE_S):
+            await anyio.to_thread.run_sync(files.remove)
+            if made is not None:
+                await anyio.to_thread.run_sync(shutil.rmtree, made, True)

@@ -1,0 +1,168 @@
+"""SGLang's paths and bodies, version 0.5.23, read in its source.
+
+Source: ``srt/entrypoints/http_server.py``, ``srt/managers/io_struct.py``, ``srt/managers/tokenizer_manager.py``,
+``srt/utils/weight_versions.py``.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import anyio
+from msgspec import Struct
+
+from backends.engines._http.connection import Connection
+from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, ServerState, seed_of
+from protocols.errors import Transient
+from protocols.inference import GenerateRequest, SampleRequest
+
+_GENERATE = "/generate"
+_ALL_TOKENS = -1
+
+
+class _ModelInfo(Struct):
+    weight_version: str
+
+
+class _ServerInfo(Struct):
+    context_length: int | None = None
+    max_req_input_len: int | None = None
+
+
+class _Load(Struct):
+    num_running_reqs: int
+    num_waiting_reqs: int
+
+
+class _Loads(Struct):
+    loads: list[_Load]
+
+
+class _Finish(Struct):
+    type: Literal["stop", "length", "abort"]
+
+
+class _Span(Struct):
+    version: str
+    start: int
+    end: int
+
+
+_Token = tuple[float | None, int, Any]
+
+
+class _Meta(Struct):
+    finish_reason: _Finish
+    output_token_logprobs: list[_Token] = []
+    input_token_logprobs: list[_Token] = []
+    weight_versions: list[_Span] = []
+
+
+class _Generated(Struct):
+    meta_info: _Meta
+
+
+class SglangDialect:
+    """Speaks to an SGLang server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._paused = False
+
+    async def healthy(self) -> None:
+        """Ask for its health."""
+        await self._connection.get_text("/health")
+
+    async def context(self) -> int:
+        """Return ``--context-length``.
+
+        Raises:
+            Transient: The server does not say it.
+        """
+        info = await self._connection.get("/server_info", _ServerInfo)
+        found = info.context_length or info.max_req_input_len
+        if found is None:
+            raise Transient(f"{self._connection.name} does not say its context; start it with --context-length")
+        return found
+
+    async def state(self) -> ServerState:
+        """Ask for the label; the interface does not tell of a pause, so it is the one that was asked for last."""
+        info = await self._connection.get("/model_info", _ModelInfo)
+        return ServerState(info.weight_version, self._paused)
+
+    async def running(self) -> int:
+        """Add up the loads of its ranks."""
+        found = await self._connection.get("/v1/loads", _Loads)
+        return sum(load.num_running_reqs + load.num_waiting_reqs for load in found.loads)
+
+    def refusal(self, request: GenerateRequest) -> str | None:  # noqa: ARG002 - its log-probabilities are the port's
+        """Refuse nothing."""
+        return None
+
+    async def generate(self, sample: SampleRequest, request: GenerateRequest, salt: str) -> Answered:
+        """Generate; before it is asked again, what may run under this id is ended."""
+        drawn = request.sampling
+        body = {
+            "rid": sample.request_id,
+            "input_ids": request.prompt_ids,
+            "extra_key": salt,
+            "return_logprob": True,
+            "sampling_params": {
+                "max_new_tokens": drawn.max_tokens,
+                "temperature": drawn.temperature,
+                "top_p": drawn.top_p,
+                "top_k": drawn.top_k or _ALL_TOKENS,
+                "sampling_seed": seed_of(sample.stream),
+                "stop_token_ids": request.stop_token_ids,
+                "ignore_eos": True,
+            },
+        }
+        undo = partial(self.abort, [sample.request_id])
+        reply = await self._connection.post(_GENERATE, body, _Generated, before_again=undo)
+        told = reply.meta_info.output_token_logprobs
+        return Answered(
+            token_ids=[token for _, token, _ in told],
+            logprobs=[min(0.0, logprob or 0.0) for logprob, _, _ in told],
+            spans=[LabelledSpan(span.version, span.end - span.start) for span in reply.meta_info.weight_versions],
+            finish=reply.meta_info.finish_reason.type,
+        )
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Ask for the end of requests, one by one: the path knows whole ids alone."""
+        async with anyio.create_task_group() as tasks:
+            for name in request_ids:
+                tasks.start_soon(self._abort, name, name=f"abort {name}")
+
+    async def pause(self) -> None:
+        """Pause, keeping requests and their cache."""
+        await self._connection.post("/pause_generation", {"mode": "in_place"})
+        self._paused = True
+
+    async def resume(self) -> None:
+        """Continue."""
+        await self._connection.post("/continue_generation", {})
+        self._paused = False
+
+    async def publish(self, folder: str, label: str, loading: str) -> None:
+        """Load from a folder. Should that fail half-way, the label that stands there is nobody's."""
+        await self._connection.post("/update_weight_version", {"new_version": loading, "abort_all_requests": False})
+        # what was computed before stays under its own extra_key, and a cache in use cannot be flushed
+        update = {"model_path": folder, "weight_version": label, "flush_cache": False}
+        await self._connection.post("/update_weights_from_disk", update)
+
+    async def score(self, token_ids: Sequence[int]) -> Sequence[float]:
+        """Have the tokens read as a prompt."""
+        body = {
+            "input_ids": token_ids,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+        }
+        reply = await self._connection.post(_GENERATE, body, _Generated)
+        return [logprob for logprob, _, _ in reply.meta_info.input_token_logprobs[1:] if logprob is not None]
+
+    async def _abort(self, name: str) -> None:
+        await self._connection.post("/abort_request", {"rid": name})
+
+
+_: type[Dialect] = SglangDialect

@@ -1,0 +1,169 @@
+"""vLLM's paths and bodies, version 0.32, as ``backends.engines.vllm`` tells of them."""
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+from msgspec import Struct
+
+from backends.engines._http.connection import Connection
+from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, ServerState, seed_of
+from protocols.errors import Transient
+from protocols.inference import GenerateRequest, SampleRequest
+
+_NAMED = "generate-tokens-"
+"""What the server puts before a request's id. An abort without it is answered as if it had ended something."""
+
+_GENERATE = "/inference/v1/generate"
+_GAUGE = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:{[^}]*})? ([0-9.e+]+)$", re.MULTILINE)
+
+
+class _Label(Struct):
+    weight_version: str
+
+
+class _Paused(Struct):
+    is_paused: bool
+
+
+class _Card(Struct):
+    max_model_len: int
+
+
+class _Models(Struct):
+    data: list[_Card]
+
+
+class _Span(Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Logprob(Struct):
+    logprob: float
+
+
+class _Logprobs(Struct):
+    content: list[_Logprob] | None = None
+
+
+class _Choice(Struct):
+    finish_reason: Literal["stop", "length", "abort"]
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _Generated(Struct):
+    choices: list[_Choice]
+    prompt_logprobs: list[dict[str, _Logprob] | None] | None = None
+
+
+class VllmDialect:
+    """Speaks to a vLLM server.
+
+    Args:
+        connection: To it.
+        logprobs: What its log-probabilities are of: ``raw`` logits, or ``processed`` ones.
+    """
+
+    def __init__(self, connection: Connection, logprobs: Literal["raw", "processed"]) -> None:
+        self._connection = connection
+        self._logprobs = logprobs
+
+    async def healthy(self) -> None:
+        """Ask for its health."""
+        await self._connection.get_text("/health")
+
+    async def context(self) -> int:
+        """Return ``--max-model-len``."""
+        return (await self._connection.get("/v1/models", _Models)).data[0].max_model_len
+
+    async def state(self) -> ServerState:
+        """Ask for label and pause."""
+        label = await self._connection.get("/weight_info", _Label)
+        paused = await self._connection.get("/is_paused", _Paused)
+        return ServerState(label.weight_version, paused.is_paused)
+
+    async def running(self) -> int:
+        """Add up what the metrics say of all its engines."""
+        found = _GAUGE.findall(await self._connection.get_text("/metrics"))
+        if not found:
+            raise Transient(f"{self._connection.name} does not say in its metrics how many requests run")
+        return int(sum(map(float, found)))
+
+    def refusal(self, request: GenerateRequest) -> str | None:
+        """Say where they are not of the logits over the temperature, before ``top_p`` and ``top_k``."""
+        drawn = request.sampling
+        if self._logprobs == "raw" and drawn.temperature not in {0.0, 1.0}:
+            return "at this temperature it needs --logprobs-mode processed_logprobs, and engine.logprobs = 'processed'"
+        if self._logprobs == "processed" and (drawn.top_p < 1 or drawn.top_k > 0):
+            return (
+                "with top_p or top_k it needs --logprobs-mode raw_logprobs, engine.logprobs = 'raw' and temperature 1"
+            )
+        return None
+
+    async def generate(self, sample: SampleRequest, request: GenerateRequest, salt: str) -> Answered:
+        """Generate; before it is asked again, what may run under this id is ended."""
+        drawn = request.sampling
+        body = {
+            "request_id": sample.request_id,
+            "token_ids": request.prompt_ids,
+            "cache_salt": salt,
+            "sampling_params": {
+                "max_tokens": drawn.max_tokens,
+                "temperature": drawn.temperature,
+                "top_p": drawn.top_p,
+                "top_k": drawn.top_k,
+                "seed": seed_of(sample.stream),
+                "stop_token_ids": request.stop_token_ids,
+                "ignore_eos": True,
+                "detokenize": False,
+                "logprobs": 0,  # of the drawn token alone
+            },
+        }
+        undo = partial(self.abort, [sample.request_id])
+        reply = await self._connection.post(_GENERATE, body, _Generated, before_again=undo)
+        choice = reply.choices[0]
+        content = [] if choice.logprobs is None else choice.logprobs.content or []
+        return Answered(
+            token_ids=choice.token_ids or [],
+            logprobs=[min(0.0, one.logprob) for one in content],
+            spans=[LabelledSpan(span.version, span.end - span.start) for span in choice.weight_versions or ()],
+            finish=choice.finish_reason,
+        )
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Ask for the end of requests."""
+        await self._connection.post("/abort_requests", {"request_ids": [_NAMED + name for name in request_ids]})
+
+    async def pause(self) -> None:
+        """Pause, keeping requests and their cache."""
+        await self._connection.post("/pause?mode=keep", {})
+
+    async def resume(self) -> None:
+        """Resume."""
+        await self._connection.post("/resume", {})
+
+    async def publish(self, folder: str, label: str, loading: str) -> None:
+        """Reload from a folder. The label follows by itself, so another one stands there in between."""
+        await self._label(loading)
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        await self._connection.post("/collective_rpc", reload)
+        await self._label(label)
+
+    async def score(self, token_ids: Sequence[int]) -> Sequence[float]:
+        """Have the tokens read as a prompt."""
+        drawn = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        body = {"token_ids": token_ids, "sampling_params": drawn}
+        reply = await self._connection.post(_GENERATE, body, _Generated)
+        told = (reply.prompt_logprobs or [])[1:]
+        return [one[str(token)].logprob for token, one in zip(token_ids[1:], told, strict=True) if one is not None]
+
+    async def _label(self, label: str) -> None:
+        await self._connection.post("/update_weight_version", {"new_version": label})
+
+
+_: type[Dialect] = VllmDialect
