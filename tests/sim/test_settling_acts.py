@@ -123,7 +123,7 @@ class LedgerThatFillsUp(MemoryLedger):
 
 @pytest.mark.parametrize(("first", "room"), [("abort", 1), ("abort", 2), ("release weights", 3)])
 async def test_the_first_failure_of_settling_is_the_one_that_is_told(first: str, room: int) -> None:
-    """W07: it was replaced by what failed after it, and because of it. What did so is told as well, not in the log alone."""
+    """W07: it was replaced by what failed after it, and because of it. That is told with it, not in the log alone."""
 
     def failure(lease: RolloutLease) -> ConductorError | None:
         return PortFailed("an engine burns") if lease.prompt.position == 2 else None

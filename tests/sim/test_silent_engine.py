@@ -1,4 +1,4 @@
-"""An engine that lives and says nothing any more, not even to an abort: only its end confirms that nothing runs on it."""
+"""An engine that lives and answers nothing, not even an abort: only its end confirms that nothing runs on it."""
 
 from dataclasses import replace
 from typing import Any

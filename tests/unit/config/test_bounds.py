@@ -33,7 +33,7 @@ def test_a_stall_below_other_deadlines_is_refused_with_all_of_them() -> None:
 
 def test_a_stall_that_a_pause_between_two_tries_outlasts_is_refused() -> None:
     """A run that waits to try again does not stand still, and no call is open meanwhile."""
-    short = {name: 5.0 for name in Deadlines().others} | {"evaluation": 10.0}
+    short = dict.fromkeys(Deadlines().others, 5.0) | {"evaluation": 10.0}
     (problem,) = texts(job(deadlines=Deadlines(**short, stall=30.0)))
     assert problem == (
         "deadlines.stall = 30: a run that waits for as long as these allow does not stand still: "
