@@ -12,7 +12,8 @@ A cell is the share of the bound, then waste and length ratio where they are not
 
     python -m benchmarks.bench_pipeline [--steps 60] [--processes N] [--only SIGMA]
 
-``real_time_error``: the same job on a real clock, 20 ms for a second, against the virtual one; the larger error of two.
+``real_time_error``: the same job on a real clock, 20 ms for a second, against the virtual one; the larger error of two
+jobs. What else runs on the machine can only make a run slower, so the quickest of three counts.
 """
 
 import argparse
@@ -42,6 +43,7 @@ from conductor.simulation.report import Row, measure, row
 from protocols.inference import Sampling
 
 GROUPS, GROUP = 16, 8
+REAL_RUNS = 3
 SIGMAS, SLOTS, TRAINS = (0.5, 1.0, 1.5), (32, 64, 128), (0.5, 1.0, 2.0)
 
 
@@ -138,6 +140,18 @@ def shown(cell: Cell) -> str:
     return f"{cell.row.of_bound:.1%}{price}"
 
 
+def real_step_s(cfg: RunConfig, options: dict[str, Any]) -> float:
+    """Return the seconds of a step on a real clock, in the quickest of a few runs."""
+    found: list[float] = []
+    for _ in range(REAL_RUNS):
+        twin = Life(cfg=cfg)
+        anyio.run(conduct, twin, msgspec.convert(options, Config), False)
+        window = measure(twin)
+        assert window is not None
+        found.append(window.step_s)
+    return min(found)
+
+
 def real_time_error() -> float:
     """Return by how much a run on a real clock is slower or faster than its virtual twin, the worse of two."""
     unit_s = 0.02
@@ -146,12 +160,9 @@ def real_time_error() -> float:
     for max_age in (0, 4):
         cfg = RunConfig(steps=40, batch_groups=4, group_size=4, max_age=max_age, sampling=Sampling(max_tokens=1))
         cfg = in_simulation(cfg, options)
-        twin = Life(cfg=cfg)
-        anyio.run(conduct, twin, msgspec.convert(options, Config), False)
-        real, virtual = measure(twin), measure(live(cfg))
-        assert real is not None
+        virtual = measure(live(cfg))
         assert virtual is not None
-        errors.append(abs(real.step_s / virtual.step_s - 1.0))
+        errors.append(abs(real_step_s(cfg, options) / virtual.step_s - 1.0))
     return max(errors)
 
 

@@ -77,8 +77,10 @@ async def open_ports(
         bounded_home = bounded_backend(home, cfg.deadlines, waits)
         inventory = await bounded_home.placement.inventory()
         fleet = planned(cfg, inventory, workloads.sections(), plan)
-        opener = _Opener(cfg, site, backend=home, fleet=fleet, stack=stack, waits=waits)
-        opener.at_once = inventory.own_processes
+        at_once = inventory.own_processes
+        opener = _Opener(
+            cfg, site, backend=home, bounded_home=bounded_home, fleet=fleet, stack=stack, waits=waits, at_once=at_once
+        )
         prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
         if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
             raise ConfigError([problem])
@@ -164,22 +166,38 @@ class _Pool(InferenceControllerPort, Protocol):
 class _Opener:
     """Opens adapters into one exit stack, and the workers of a plan into groups on it.
 
-    Attributes:
+    Args:
+        cfg: The job; site: its facts.
+        backend: Hosts the workers, whose calls are bounded by their own ports; ``bounded_home`` is the same, bounded.
+        fleet: Where each worker runs.
+        stack: Closes what was opened.
+        waits: Where open calls are noted.
         at_once: Whether the workers of a role are launched at once.
+
+    Attributes:
         failovers: Of every role that was launched.
     """
 
     def __init__(
-        self, cfg: RunConfig, site: Site, *, backend: Backend, fleet: Plan, stack: AsyncExitStack, waits: Waits
+        self,
+        cfg: RunConfig,
+        site: Site,
+        *,
+        backend: Backend,
+        bounded_home: Backend,
+        fleet: Plan,
+        stack: AsyncExitStack,
+        waits: Waits,
+        at_once: bool,
     ) -> None:
         self.cfg = cfg
         self._site = site
         self._backend = backend
-        self._bounded = bounded_backend(backend, cfg.deadlines, waits)
+        self._bounded = bounded_home
         self._fleet = fleet
         self._stack = stack
         self._waits = waits
-        self.at_once = False
+        self._at_once = at_once
         self.failovers: list[Failover] = []
 
     def bound(self, port: type[P], implementation: P) -> P:
@@ -204,9 +222,9 @@ class _Opener:
                 vertices,
                 self._bounded.launcher,
                 self._site,
-                start_s=deadlines.start * (1 if self.at_once else len(vertices)),
+                start_s=deadlines.start * (1 if self._at_once else len(vertices)),
                 stop_s=deadlines.abort,
-                at_once=self.at_once,
+                at_once=self._at_once,
             )
         )
         planned_role, answer_s = self._fleet.role(role), self._answer_s

@@ -9,12 +9,14 @@ from conductor.config import Deadlines, EvaluationConfig, PositiveInt, slots_in_
 from conductor.decoding import decode
 from protocols.adapters import UnknownAdapter, resolve
 from protocols.errors import Problem
+from protocols.pauses import LONGEST_S
 from protocols.sections import Section
 
 
 def nested(deadlines: Deadlines) -> Iterable[Problem]:
     """Find deadlines that cut what they should outlast."""
-    longer = {name: seconds for name, seconds in deadlines.others.items() if seconds >= deadlines.stall_s}
+    waits = {**deadlines.others, "a pause between two tries": LONGEST_S}
+    longer = {name: seconds for name, seconds in waits.items() if seconds >= deadlines.stall_s}
     if longer:
         listed = ", ".join(f"{name} ({seconds:g})" for name, seconds in longer.items())
         why = f"a run that waits for as long as these allow does not stand still: {listed}"

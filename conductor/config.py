@@ -8,6 +8,7 @@ from msgspec import Meta, structs
 from protocols.fleet import Restarts, Strategy
 from protocols.inference import PublishMode, Sampling
 from protocols.messages import Message, RegistrationKey
+from protocols.pauses import LONGEST_S
 from protocols.sections import Section
 from protocols.training import Algorithm
 
@@ -66,7 +67,7 @@ class Deadlines(Message, frozen=True, kw_only=True):
         evaluation: One evaluation, from its first prompt to its last grade; publishing waits for it, unless it has
             engines of its own.
         stall: How long a run may stand still, no call of a port beginning or ending, before it is given up; above
-            all the others. None: twice the longest of them.
+            all the others, and above the longest pause between two tries. None: twice the longest of them.
     """
 
     start: Seconds = 600.0
@@ -90,7 +91,7 @@ class Deadlines(Message, frozen=True, kw_only=True):
     @property
     def stall_s(self) -> float:
         """How long a run may stand still."""
-        return self.stall or 2 * max(self.others.values())
+        return self.stall or 2 * max(*self.others.values(), LONGEST_S)
 
 
 class EvaluationConfig(Message, frozen=True, kw_only=True):

@@ -48,11 +48,17 @@ class Failures:
         for note in getattr(group, "__notes__", ()):
             first.add_note(note)
         for name, exc in [*others, *(("a task", leaf) for leaf in leaves if not self._knows(leaf))]:
-            first.add_note(f"{name} then failed with {type(exc).__name__}: {exc}")
+            note_later(first, name, exc)
         return first
 
     def _knows(self, error: BaseException) -> bool:
         return any(error is known for _, known in self._failures)
+
+
+def note_later(first: BaseException, name: str, later: BaseException) -> None:
+    """Note on the failure that ends a run what else failed after it, with all that was noted on that."""
+    notes = getattr(later, "__notes__", ())
+    first.add_note("\n".join([f"{name} then failed with {type(later).__name__}: {later}", *notes]))
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -18,7 +18,7 @@ from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
 from conductor.core.publication import Publication
 from conductor.core.waits import Waits
-from conductor.failures import Failures
+from conductor.failures import Failures, note_later
 from conductor.fleet.failover import Journal
 from conductor.observe.log import open_log
 from conductor.observe.observer import Observer
@@ -214,7 +214,7 @@ async def _save_when_stopped(ctx: RunContext, error: BaseException) -> None:
         await save_checkpoint(ctx)
     except Exception as exc:
         ctx.log.exception("checkpoint.failed")
-        error.add_note(f"the checkpoint then failed with {type(exc).__name__}: {exc}")
+        note_later(error, "the checkpoint", exc)
 
 
 def _check_books(ctx: RunContext) -> None:
@@ -235,4 +235,4 @@ async def _settle(ctx: RunContext, error: BaseException | None) -> None:
         if error is None:
             raise
         ctx.log.exception("settle.failed")
-        error.add_note(f"settling the run then failed with {type(exc).__name__}: {exc}")
+        note_later(error, "settling the run", exc)

@@ -49,7 +49,7 @@ class Observed:
     Attributes:
         hits: Faults that happened, in order.
         trace: One line for every call of a port, every event of the record and every fault; None: not wanted.
-        unstopped: Requests that still ran on an engine when it was ended.
+        unstopped: Requests that still ran on an engine when it was ended for good.
         trained: ``lease/attempt`` of all groups of every step that the trainer applied, in order.
     """
 

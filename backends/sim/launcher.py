@@ -85,13 +85,15 @@ class SimLauncher:
     Args:
         make: Makes the workload of a role.
         faults: The line.
-        unstopped: Told what an engine still ran when it was killed.
+        unstopped: Told what an engine still ran when it was killed, unless it is launched again: then it was killed to
+            end that.
     """
 
     def __init__(self, make: Hands, faults: Faults, unstopped: list[str]) -> None:
         self._make = make
         self._faults = faults
         self._unstopped = unstopped
+        self._ended: dict[WorkerId, list[str]] = {}
         self._inference: InferenceControllerPort | None = None
         self._workers: dict[WorkerId, _Worker] = {}
         self._down_s: dict[WorkerId, float] = {}
@@ -106,6 +108,8 @@ class SimLauncher:
         await anyio.sleep_until(self._down_s.get(spec.worker_id, -math.inf))
         if spec.section not in PORT_NAMES:
             raise UserError(f"a simulation has no workload for [{spec.section}]")
+        for request in self._ended.pop(spec.worker_id, ()):
+            self._unstopped.remove(request)
         inference = self._inference
         self._workers[spec.worker_id] = _Worker(spec, lambda: self._make(spec, inference))
 
@@ -137,7 +141,8 @@ class SimLauncher:
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             if isinstance(worker.workload, SimEngine):
-                self._unstopped.extend(sorted(worker.workload.live))
+                self._ended[worker_id] = sorted(worker.workload.live)
+                self._unstopped.extend(self._ended[worker_id])
             worker.cut()
         await checkpoint()
 

@@ -17,6 +17,9 @@ ENGINES = [
     pytest.param(1049, "preemption@Engine:rollout/0@3+20", id="the engine comes back after a while"),
     pytest.param(1, "partial_publish@Engine.load_weights#1+0", id="half of the first weights came"),
     pytest.param(1, "crash@Engine.load_weights#2+3", id="an engine dies of its weights"),
+    pytest.param(
+        7, ";".join(["hang@Engine.status:rollout/0@2+0"] * 4), id="an engine at work is ended for its silence"
+    ),
 ]
 
 OTHERS = [

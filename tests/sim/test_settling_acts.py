@@ -123,7 +123,7 @@ class LedgerThatFillsUp(MemoryLedger):
 
 @pytest.mark.parametrize(("first", "room"), [("abort", 1), ("abort", 2), ("release weights", 3)])
 async def test_the_first_failure_of_settling_is_the_one_that_is_told(first: str, room: int) -> None:
-    """W07: it was replaced by what failed after it, and because of it."""
+    """W07: it was replaced by what failed after it, and because of it. That is told with it, not in the log alone."""
 
     def failure(lease: RolloutLease) -> ConductorError | None:
         return PortFailed("an engine burns") if lease.prompt.position == 2 else None
@@ -135,5 +135,9 @@ async def test_the_first_failure_of_settling_is_the_one_that_is_told(first: str,
     acts = Acts(scripted, first)
     with pytest.raises(PortFailed, match="an engine burns") as caught:
         await run_scripted(run_config(steps=5, max_age=2), scripted, LedgerThatFillsUp(room))
-    assert caught.value.__notes__ == [f"settling the run then failed with Broken: {first}"]
+    (note,) = caught.value.__notes__
+    told, *later = note.splitlines()
+    assert told == f"settling the run then failed with Broken: {first}"
+    assert later
+    assert set(later) == {"then OSError: the disk is full"}
     assert "release weights" in acts.done

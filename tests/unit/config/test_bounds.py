@@ -31,6 +31,18 @@ def test_a_stall_below_other_deadlines_is_refused_with_all_of_them() -> None:
     )
 
 
+def test_a_stall_that_a_pause_between_two_tries_outlasts_is_refused() -> None:
+    """A run that waits to try again does not stand still, and no call is open meanwhile."""
+    short = dict.fromkeys(Deadlines().others, 5.0) | {"evaluation": 10.0}
+    (problem,) = texts(job(deadlines=Deadlines(**short, stall=30.0)))
+    assert problem == (
+        "deadlines.stall = 30: a run that waits for as long as these allow does not stand still: "
+        "a pause between two tries (30); give more than 30, or leave it out"
+    )
+    assert texts(job(deadlines=Deadlines(**short, stall=30.5))) == []
+    assert Deadlines(**short).stall_s == 60.0
+
+
 def test_deadlines_that_cut_what_they_should_outlast_are_all_told_at_once() -> None:
     deadlines = Deadlines(abort=30.0, reconcile=20.0, stall=25.0, reward=40.0, evaluation=100.0)
     cfg = job(deadlines=deadlines, evaluation=EvaluationConfig(prompts=GOOD))
