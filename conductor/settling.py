@@ -82,8 +82,8 @@ async def _settle_dispatches(ctx: RunContext) -> None:
     for dispatch_id in ctx.table.open_dispatches():
         report = await ctx.ports.trainer.outcome(dispatch_id)
         if report is not None and report.mutated == "yes":
-            await ctx.record(Committed(dispatch_id=dispatch_id, version=report.version, leases=report.consumed))
             ctx.trained = report.version
+            await ctx.record(Committed(dispatch_id=dispatch_id, version=report.version, leases=report.consumed))
         else:
             await ctx.ports.trainer.discard()
             await ctx.record(Unclaimed(dispatch_id=dispatch_id))

@@ -3,6 +3,9 @@
 What a worker starts inherits its environment, and with it ``MARK``. That names a folder that no other run ever has, so
 nothing foreign is found, whatever became of its number; and what left the worker's group, or outlived the worker, is
 found all the same. Plain blocking functions.
+
+Between its start and its first instruction a program has no environment to be read: for some ten milliseconds, a quarter
+of a second on a busy machine. It is waited for, or what was started last would be missed.
 """
 
 import os
@@ -16,6 +19,7 @@ MARK = "CONDUCTOR_WORKER"
 """Variable of the environment: the state folder of the run, and the number of the launch."""
 
 _GONE_S = 5.0
+_AGAIN_S = 0.002  # until a program that is being started is looked at again
 _PROC = Path("/proc")
 
 
@@ -27,7 +31,7 @@ def end_marked(mark: str) -> list[int]:
     """
     left: list[int] = []
     deadline = time.monotonic() + _GONE_S
-    while found := _marked(mark):  # again, for what was started meanwhile
+    while found := _marked(mark, deadline):  # again, for what was started meanwhile
         try:
             for process in found.values():
                 with suppress(ProcessLookupError):
@@ -41,7 +45,7 @@ def end_marked(mark: str) -> list[int]:
     return left
 
 
-def _marked(mark: str) -> dict[int, int]:
+def _marked(mark: str, deadline: float) -> dict[int, int]:
     """Return a descriptor for each marked process, which stays that process even if its number is used again."""
     found: dict[int, int] = {}
     for entry in _PROC.iterdir():
@@ -49,18 +53,31 @@ def _marked(mark: str) -> dict[int, int]:
             continue
         with suppress(OSError):
             process = os.pidfd_open(int(entry.name))
-            if _has(entry / "environ", f"{MARK}={mark}".encode()):
+            if carries(int(entry.name), mark, deadline):
                 found[int(entry.name)] = process
             else:
                 os.close(process)
     return found
 
 
-def _has(environ: Path, start: bytes) -> bool:
+def carries(pid: int, mark: str, deadline: float) -> bool:
+    """Return whether the mark of a process starts with ``mark``; one that is being started is waited for."""
+    process, start = _PROC / str(pid), f"{MARK}={mark}".encode()
     try:
-        return any(variable.startswith(start) for variable in environ.read_bytes().split(b"\0"))
+        while not (environ := (process / "environ").read_bytes()) and _is_being_started(process):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_AGAIN_S)
+        return any(variable.startswith(start) for variable in environ.split(b"\0"))
     except OSError:  # another user's, or gone
         return False
+
+
+def _is_being_started(process: Path) -> bool:
+    """Return whether a process has memory, but no place of its environment in it yet: see proc_pid_stat(5)."""
+    fields = (process / "stat").read_bytes().rpartition(b")")[2].split()  # from the third on
+    memory, environment_end = int(fields[23 - 3]), int(fields[51 - 3])
+    return memory > 0 and environment_end == 0
 
 
 def _ends(process: int, deadline: float) -> bool:

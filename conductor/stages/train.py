@@ -155,8 +155,8 @@ async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...],
     if report.version != ctx.trained + 1:  # the admission law counts a version for each batch
         raise InvariantError(f"{batch.dispatch_id} made v{report.version} out of v{ctx.trained}")
     prefixes = [prefix_of(ctx, lease) for lease in leases]
+    ctx.trained = report.version  # with the table, or who is cancelled below would save this version for the one before
     await ctx.record(Committed(dispatch_id=batch.dispatch_id, version=report.version, leases=report.consumed))
-    ctx.trained = report.version
     for prefix in prefixes:
         await release(ctx, prefix)
     return True

@@ -11,7 +11,7 @@ from backends.ledgers.memory import MemoryLedger
 from conductor import checkpoints
 from conductor.config import CheckpointConfig, Deadlines, RunConfig
 from protocols.errors import DeadlineExceeded
-from protocols.ledger import Checkpointed, Compacted, LedgerEvent
+from protocols.ledger import Checkpointed, Committed, Compacted, LedgerEvent
 from protocols.messages import WeightVersion
 from protocols.training import CheckpointRequest
 from tests.support.runs import run_config, run_scripted
@@ -85,6 +85,35 @@ async def test_a_cancel_in_the_middle_of_a_checkpoint_lets_it_be_finished(tmp_pa
     assert scripted.trainer.saves == 1, "it was begun anew"
     assert await saved(ledger) == [1]
     assert list(checkpoints.complete(checkpoints.folder_of(str(tmp_path)))) == [1]
+
+
+class SlowToCommit(MemoryLedger):
+    """Takes a while to write down that a step happened."""
+
+    def __init__(self, slow: WeightVersion) -> None:
+        super().__init__()
+        self._slow, self.committing = slow, anyio.Event()
+
+    async def append(self, events: tuple[LedgerEvent, ...]) -> None:
+        await super().append(events)
+        if any(isinstance(event, Committed) and event.version == self._slow for event in events):
+            self.committing.set()
+            await anyio.sleep(1.0)
+
+
+@pytest.mark.parametrize(("version", "kept"), [(2, []), (4, [2])])
+async def test_stopped_while_a_step_is_written_down_it_saves_nothing_under_the_name_of_the_one_before(
+    tmp_path: Path, version: int, kept: list[int]
+) -> None:
+    """I57: a signal between the trainer's step and its record made a checkpoint that was neither of both, and failed."""
+    scripted, ledger = slow(), SlowToCommit(WeightVersion(version))
+    async with anyio.create_task_group() as group:
+        group.start_soon(run_scripted, saving(tmp_path, every=2), scripted, ledger)
+        await ledger.committing.wait()
+        group.cancel_scope.cancel()
+    assert "checkpoint.failed" not in (tmp_path / "log.jsonl").read_text()
+    assert await saved(ledger) == kept
+    assert list(checkpoints.complete(checkpoints.folder_of(str(tmp_path)))) == kept
 
 
 async def test_a_checkpoint_that_takes_too_long_ends_the_run_by_its_name(tmp_path: Path) -> None:

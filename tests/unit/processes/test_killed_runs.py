@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from backends import processes
-from backends.processes.leftovers import MARK, end_marked
+from backends.processes.leftovers import MARK, carries, end_marked
 from backends.processes.state import make_state, remove_state, sweep
 from protocols.sections import Site
 from tests.support.pids import Watched
@@ -147,3 +148,14 @@ def test_many_processes_end_at_once() -> None:
     started = [subprocess.Popen(sleep, env={MARK: f"{mark}{number}"}) for number in range(20)]  # noqa: S603
     assert end_marked(mark) == []
     assert [process.wait(10) for process in started] == [-signal.SIGKILL] * 20
+
+
+def test_a_process_is_known_while_its_program_is_being_started() -> None:
+    """W05: the kernel shows no environment until the new program has laid it out; it was taken for nobody's."""
+    much = {f"A{number}": "" for number in range(100_000)}  # to lay out: the moment becomes longer
+    for _ in range(20):  # some of them are met in it
+        with subprocess.Popen(["sleep", "600"], env={**much, MARK: "young:"}) as process:  # noqa: S603, S607
+            try:
+                assert carries(process.pid, "young:", time.monotonic() + 10)
+            finally:
+                process.kill()
