@@ -97,13 +97,11 @@ async def measure_group() -> dict[str, float]:
     """Start a group, call all of it, stop it."""
     began = started = stopping = time.perf_counter()
     calls: list[float] = []
-    async with open_engines(WORKERS, INSTANT) as (backend, group):
+    async with open_engines(WORKERS, INSTANT) as (_, group):
         started = time.perf_counter()
         for _ in range(CALLS):
             before = time.perf_counter()
-            async with anyio.create_task_group() as tasks:
-                for member in group.members:
-                    tasks.start_soon(backend.launcher.call, member, "status", ())
+            await group.calls.all("status")
             calls.append(time.perf_counter() - before)
         stopping = time.perf_counter()
     return {

@@ -3,9 +3,11 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import anyio
 
+from conductor.fleet.calling import Calls
 from conductor.fleet.together import all_or_first
 from conductor.fleet.undo import undo_each, undoing
 from protocols.backend import LauncherPort, WorkloadSpec
@@ -42,6 +44,9 @@ class WorkerGroup:
         launcher: What starts them.
         site: Facts about the run.
         at_once: Whether they are launched at once, or one after the other.
+
+    Attributes:
+        calls: Calls them, in the order of their ranks in the role.
     """
 
     def __init__(self, vertices: Sequence[Vertex], launcher: LauncherPort, site: Site, *, at_once: bool) -> None:
@@ -49,6 +54,8 @@ class WorkerGroup:
         self._launcher = launcher
         self._at_once = at_once
         self._up: set[WorkerId] = set()
+        ranked = sorted(vertices, key=lambda vertex: vertex.ranks.role)
+        self.calls = Calls([vertex.name for vertex in ranked], self._call)
 
     @property
     def members(self) -> tuple[WorkerId, ...]:
@@ -114,6 +121,9 @@ class WorkerGroup:
             PortFailed: Some could not be ended; it names them.
         """
         await undo_each(self.members, lambda member: self._launcher.kill(WorkerId(member)))
+
+    async def _call(self, member: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
+        return await self._launcher.call(member, method, args)
 
     async def _launch(self, members: Sequence[WorkerId]) -> None:
         acts = {f"launch of {member}": partial(self._launch_one, member) for member in members}

@@ -12,13 +12,14 @@ from backends.inproc import Config
 from backends.inproc import open as open_inproc
 from conductor.fleet.group import WorkerGroup, open_group, spec_of
 from conductor.fleet.reservation import open_reservations
-from protocols.backend import Backend, Inventory, LauncherPort, Ranks, ReserveRequest, Resources, WorkloadSpec
+from protocols.backend import Backend, Inventory, LauncherPort, ReserveRequest, Resources, WorkloadSpec
 from protocols.errors import Infeasible, PortFailed
 from protocols.fleet import Bundle, Vertex
 from protocols.lifecycle import LifecyclePort
 from protocols.messages import Message, WorkerId
 from protocols.sections import Section, Site
 from protocols.wire import over_codec
+from tests.support.vertices import vertices
 
 SITE = Site(job_dir=".")
 START_S = 60.0
@@ -58,24 +59,7 @@ def _clean() -> None:
 
 
 def rollouts(count: int = 2, **options: bool) -> tuple[Vertex, ...]:
-    adapter = Section(kind=KIND, options=options)
-    return tuple(
-        Vertex(
-            name=WorkerId(f"rollout/{number}"),
-            role="rollout",
-            section="engine",
-            adapter=adapter,
-            environment={},
-            ranks=Ranks(world=number, role=number, node=0, local=number),
-            node="local",
-            domain="local",
-            device="cpu",
-            devices=(),
-            cpus=(),
-            bundle=f"rollout/{number}",
-        )
-        for number in range(count)
-    )
+    return vertices("rollout", "engine", [Section(kind=KIND, options=options)] * count)
 
 
 def bundles(count: int = 2, cpus: float = 0.5) -> tuple[Bundle, ...]:
