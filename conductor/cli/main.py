@@ -97,6 +97,21 @@ def inspect(run_dir: str, *, as_json: bool, **about: Any) -> None:
 
 
 @main.command()
+@click.argument("run_dirs", metavar="RUN_DIR...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(), help="Where to write; RUN_DIR/report.html by default."
+)
+def report(run_dirs: tuple[str, ...], output: str | None) -> None:
+    """Write a page about the run in RUN_DIR that opens offline; several runs are laid over one another.
+
+    The runs may be going on.
+    """
+    from conductor.cli.reporting import write_report  # noqa: PLC0415 - a run needs none of it
+
+    _exit(lambda: write_report(run_dirs, output))
+
+
+@main.command()
 @_RUN_DIR
 @_JSON
 def status(run_dir: str, *, as_json: bool) -> None:
