@@ -142,3 +142,16 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     result = invoke("report", str(tmp_path))
     assert result.exit_code == 2
     assert "no run has begun there" in result.stderr
+
+
+def test_the_timeline_lies_in_the_folder_and_is_named(tmp_path: Path) -> None:
+    run_dir = ran(tmp_path)
+    result = invoke("trace", run_dir)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"the timeline is {run_dir}/trace.json: ")
+    events = json.loads((Path(run_dir) / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    steps = [one["name"] for one in events if one["name"].startswith("step ")]
+    assert steps == ["step 1", "step 2"]
+    refused = invoke("trace", run_dir, "-o", str(tmp_path / "none" / "trace.json"))
+    assert refused.exit_code == 2
+    assert "name another file with -o" in refused.stderr
