@@ -48,7 +48,7 @@ def epilogue(cfg: RunConfig) -> Epilogue:
         record = inspect(read_record(cfg))
     except UserError:
         record = None
-    ended, why = _ending(Path(cfg.run_dir or "."))
+    ended, why = ending(Path(cfg.run_dir or "."))
     return Epilogue(ended=ended, why=why, steps=cfg.steps, record=record)
 
 
@@ -74,7 +74,7 @@ def sentences(found: Epilogue, run_dir: str) -> Iterator[str]:
         yield f"go on with: conductor resume {run_dir}"
 
 
-def _ending(run_dir: Path) -> tuple[Literal["finished", "failed", "stopped", "gone"], str]:
+def ending(run_dir: Path) -> tuple[Literal["finished", "failed", "stopped", "gone"], str]:
     """Return what the log says last of how the run ended; a life that began after that ended without a word."""
     for line in reversed(_last_lines(run_dir / "log.jsonl")):
         entry = _entry(line)

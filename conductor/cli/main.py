@@ -101,6 +101,36 @@ def inspect(run_dir: str, *, as_json: bool, **about: Any) -> None:
 
 
 @main.command()
+@click.argument("run_dirs", metavar="RUN_DIR...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(), help="Where to write; RUN_DIR/report.html by default."
+)
+def report(run_dirs: tuple[str, ...], output: str | None) -> None:
+    """Write a page about the run in RUN_DIR that opens offline; several runs are laid over one another.
+
+    The runs may be going on.
+    """
+    from conductor.cli.reporting import write_report  # noqa: PLC0415 - a run needs none of it
+
+    _exit(lambda: write_report(run_dirs, output))
+
+
+@main.command()
+@_RUN_DIR
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(), help="Where to write; RUN_DIR/trace.json by default."
+)
+def trace(run_dir: str, output: str | None) -> None:
+    """Write the timeline of the run in RUN_DIR for Perfetto: engines, graders, trainer, publisher, checkpoints.
+
+    The run may be going on.
+    """
+    from conductor.cli.reporting import write_trace  # noqa: PLC0415 - a run needs none of it
+
+    _exit(lambda: write_trace(run_dir, output))
+
+
+@main.command()
 @_RUN_DIR
 @_JSON
 def status(run_dir: str, *, as_json: bool) -> None:

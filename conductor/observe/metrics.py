@@ -106,7 +106,7 @@ class StepWindow:
             "waste/tokens": float(self.wasted_tokens),
             "samples/masked": float(sum(n for kind, n in self.failures.items() if kind.startswith("reward_"))),
             "samples/empty": float(empty),
-            "length/mean": _mean(self._lengths),
+            **({"length/mean": _mean(self._lengths)} if self._lengths else {}),  # 0 would say that they were empty
             "tokens/completion": float(sum(self._lengths)),
             "tokens/prompt": float(self._prompt_tokens),
             **self.take_evaluation(),

@@ -130,5 +130,5 @@ def result_rows(result: RunResult) -> list[tuple[str, str]]:
     if result.checkpoint is not None:
         rows.append(("checkpoint", result.checkpoint))
     if result.run_dir is not None:
-        rows.append(("run", result.run_dir))
+        rows += [("run", result.run_dir), ("report", f"conductor report {result.run_dir}")]
     return rows

@@ -16,6 +16,7 @@ Part = Literal["generate", "grade", "train", "publish", "checkpoint", "other"]
 PARTS: tuple[Part, ...] = ("generate", "grade", "train", "publish", "checkpoint", "other")
 
 _WARM_UP = 1
+_TOLD = 0.005  # of the time: a share below rounds to nothing
 _EVENLY = 0.8  # of the largest share: the second one limits the run as well
 _CLOSED_LOOP = "max_age above 0 would let them work at the same time"
 
@@ -64,7 +65,9 @@ def verdict(told: Chronicle, *, max_age: float) -> Verdict:
     ranked = sorted(PARTS, key=lambda part: -seconds[part])
     first, second = ranked[0], ranked[1]
     limited, mend = _LIMITED[first]
-    told_shares = ", ".join(f"{seconds[part] / total:.0%} {_VERBS[part]}" for part in ranked if seconds[part] > 0)
+    told_shares = ", ".join(
+        f"{seconds[part] / total:.0%} {_VERBS[part]}" for part in ranked if seconds[part] >= _TOLD * total
+    )
     mean_s = total / len(split)
     sentence = f"{limited}: of the {mean_s:.3g} s of a step, the way led through {told_shares}; {mend}"
     if max_age == 0 and {first, second} == {"generate", "train"} and seconds[second] > _EVENLY * seconds[first]:

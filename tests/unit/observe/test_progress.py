@@ -132,6 +132,7 @@ def test_the_final_table_accounts_for_every_group() -> None:
         "failed: reward_raised": "5 times",
         "checkpoint": RESULT.checkpoint,
         "run": "/runs/demo",
+        "report": "conductor report /runs/demo",
     }
 
 
