@@ -94,11 +94,11 @@ COLUMNS = (
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What one column came to in one world."""
+    """What one column came to in one world; the loop beside it is the world's, so the first column alone has it."""
 
     row: Row
     violations: int
-    loop_of_bound: float
+    loop_of_bound: float | None
 
 
 def job(world: World, column: Column, steps: int) -> RunConfig:
@@ -117,7 +117,8 @@ def simulate(steps: int, cell: tuple[World, Column]) -> Cell:
     if life.error is not None:
         raise life.error
     violations = 0 if column.strict is None else sum(age > column.strict for age in ages(life))
-    return Cell(row=row(column.name, life), violations=violations, loop_of_bound=loop_of_bound(world, life))
+    loop = loop_of_bound(world, life) if column.name == COLUMNS[0].name else None
+    return Cell(row=row(column.name, life), violations=violations, loop_of_bound=loop)
 
 
 def loop_of_bound(world: World, life: Life) -> float:
@@ -166,20 +167,21 @@ def real_time_error() -> float:
     return max(errors)
 
 
-def print_table(worlds: Sequence[World], cells: dict[tuple[World, str], Cell]) -> None:
-    """Print the share of the bound of every cell, and the ages of every column."""
-    table = Table(
-        "world", "loop", *(column.name for column in COLUMNS), title="share of the bound", title_justify="left"
-    )
-    for world in worlds:
-        found = [cells[world, column.name] for column in COLUMNS]
-        table.add_row(str(world), f"{found[0].loop_of_bound:.1%}", *map(shown, found))
-    ages_of = Table("age over all worlds", *(column.name for column in COLUMNS))
-    for name in ("age_mean", "age_p99", "age_max"):
-        values = [[getattr(cells[world, column.name].row, name) for world in worlds] for column in COLUMNS]
-        ages_of.add_row(name, *(f"{statistics.fmean(one):.2f}, at most {max(one):g}" for one in values))
+def print_tables(worlds: Sequence[World], cells: dict[tuple[World, str], Cell]) -> None:
+    """Print the share of the bound of every cell, a table for each policy, and the ages of every column."""
     console = Console(width=150)
-    console.print(table)
+    for policy, columns in itertools.groupby(COLUMNS, lambda column: column.fields.get("staleness", "synchronous")):
+        names = [column.name for column in columns]
+        table = Table("world", "loop", *names, title=f"share of the bound: {policy}", title_justify="left")
+        for world in worlds:
+            found = [cells[world, name] for name in names]
+            table.add_row(str(world), f"{cells[world, COLUMNS[0].name].loop_of_bound:.1%}", *map(shown, found))
+        console.print(table)
+    ages_of = Table("age over all worlds", "mean", "99 %", "oldest")
+    for column in COLUMNS:
+        rows = [cells[world, column.name].row for world in worlds]
+        values = ([one.age_mean for one in rows], [one.age_p99 for one in rows], [one.age_max for one in rows])
+        ages_of.add_row(column.name, *(f"{statistics.fmean(one):.2f}, at most {max(one):g}" for one in values))
     console.print(ages_of)
 
 
@@ -196,7 +198,7 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes) as processes:
         found = list(processes.map(partial(simulate, options.steps), asked))
     cells = {(world, column.name): cell for (world, column), cell in zip(asked, found, strict=True)}
-    print_table(worlds, cells)
+    print_tables(worlds, cells)
     strict = [column.name for column in COLUMNS if column.strict == 4]
     print(
         json.dumps(

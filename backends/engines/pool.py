@@ -277,9 +277,11 @@ class EnginePool:
 
     def _free(self) -> Member | None:
         """Return the least loaded member that serves; None where none does, or the pool is paused."""
-        if self._paused:
-            return None
-        return next((member for member in self._loads if member.confirmed is not None), None)
+        if not self._paused:
+            for member in self._loads:
+                if member.confirmed is not None:
+                    return member
+        return None
 
     async def _awaited(self, request: GenerateRequest) -> Member:
         """Wait until a member serves and the pool is not paused; return the one that is to work on a request.
