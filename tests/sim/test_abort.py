@@ -11,17 +11,20 @@ import anyio
 import pytest
 
 from backends.ledgers.memory import MemoryLedger
+from backends.sim.grader import alternating
 from backends.sim.virtual_time import run_virtual
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, Deadlines
 from conductor.core.lease import State
 from conductor.resuming import rebuild
 from protocols.errors import BudgetExhausted, ConductorError, EngineBusy, PortFailed, Stalled, Transient
+from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.inference import AbortReport
 from protocols.ledger import AbortConfirmed, Aborting
 from protocols.pauses import pause_s
 from protocols.rollouts import RolloutLease
 from protocols.tracking import StepRecord
+from protocols.training import BatchLease, StepReport
 from tests.support.lives import Lives, holds
 from tests.support.runs import open_backend_over, run_config, run_scripted, workloads_of
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
@@ -233,3 +236,29 @@ def test_a_run_that_was_cut_in_its_abort_goes_on_when_it_is_resumed(tmp_path: Pa
     result = run_virtual(lives.live)
     assert result is not None
     assert (result.steps, result.accounts.open) == (4, 0)
+
+
+def no_reward_for_the_first(request: GradeRequest) -> list[Grade | GradeFault]:
+    if request.prompt.position == 0:
+        return [GradeFault(kind="raised", detail="")] * len(request.samples)
+    return alternating(request)
+
+
+async def test_what_a_dropped_group_stored_goes_with_it_also_where_the_executor_knows_nothing_of_it() -> None:
+    """I73: an executor that was launched anew confirms the abort of what it never heard of, and releases nothing."""
+    scripted = scripted_workloads(100, rewards=no_reward_for_the_first)
+    held: list[bool] = []
+
+    async def forgetful(prefix: str) -> AbortReport:
+        await anyio.lowlevel.checkpoint()
+        return AbortReport()
+
+    async def watched(batch: BatchLease) -> StepReport:
+        held.append(any(owner.startswith("policy.1/L0/") for owner, _ in scripted.payloads.held))
+        return await step(batch)
+
+    step, scripted.trainer.train_step = scripted.trainer.train_step, watched  # type: ignore[method-assign]
+    scripted.executor.abort = forgetful  # type: ignore[method-assign]
+    result = await run_scripted(run_config(steps=2, max_dropped=1.0), scripted)
+    assert result.dropped == {"too_few_rewards": 1}
+    assert held == [False, False]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.inference import AbortReport, Sampling, WeightsManifest
 from protocols.ledger import Evaluated, Resumed
 from protocols.messages import WeightVersion
+from protocols.pauses import pause_s
 from protocols.rollouts import GroupReceipt, RolloutLease
 from protocols.tracking import StepRecord
 from protocols.training import StageRequest
@@ -241,6 +243,22 @@ async def test_a_prompt_that_fails_for_a_moment_is_tried_again(attempts: int, fa
     assert [record.metrics["eval/failed"] for record in result.evaluations] == [failed] * 3
     assert "policy.1/E2/1/0/" in scripted.executor.aborted or "policy.1/E2/1/" in scripted.executor.aborted
     assert result.failures == {}
+
+
+async def test_a_prompt_that_fails_again_is_waited_for_longer() -> None:
+    """I61: attempts that follow at once are spent before an engine that restarts is back."""
+    began: list[float] = []
+
+    def failure(lease: RolloutLease) -> ConductorError | None:
+        if not evaluated(lease) or lease.prompt.position != 1:
+            return None
+        began.append(anyio.current_time())
+        return EngineBusy(engine="e", waiting=1) if lease.attempt < 3 else None
+
+    result = await run(config(every=2, steps=2, attempts=4), scripted_workloads(100, failure=failure))
+    assert result.evaluations[0].metrics["eval/failed"] == 0.0
+    pauses = [later - earlier - 1.0 for earlier, later in pairwise(began)]  # each attempt takes a second
+    assert pauses == pytest.approx([pause_s(tries, "E2/1") for tries in (1, 2, 3)])
 
 
 @pytest.mark.parametrize("error", [BadPrompt("bad"), PortFailed("burnt"), ZeroDivisionError()])

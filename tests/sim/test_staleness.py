@@ -113,6 +113,18 @@ async def test_what_is_begun_anew_keeps_its_prompt_and_its_attempts() -> None:
     assert all(lease.prompt == first[lease.lease_id] for lease in again)
 
 
+async def test_a_group_that_was_graded_when_it_grew_too_old_is_begun_anew() -> None:
+    """Law 3: it was finished while the second step ran, and no interrupt reaches what is finished."""
+    scripted = scripted_workloads(
+        100, duration_s=lambda lease: 15.0 if (lease.lease_id, lease.attempt) == ("L0", 0) else 1.0, step_s=10.0
+    )
+    result = await run_scripted(run_config(steps=4, max_age=1, staleness="partial"), scripted)
+    assert [lease.attempt for lease in scripted.executor.leases if lease.lease_id == "L0"] == [0, 1]
+    trained = [group for batch in scripted.trainer.steps for group in batch.groups if group.lease_id == "L0"]
+    assert [group.attempt for group in trained] == [1]
+    assert max(ages(result)) <= 1
+
+
 @pytest.mark.parametrize("policy", [*STRICT, "loose"])
 async def test_at_max_age_zero_every_policy_is_the_plain_loop(policy: str) -> None:
     """Law 4."""

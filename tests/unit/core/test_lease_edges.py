@@ -1,11 +1,15 @@
 """The lease table where one step further would be wrong: identities of attempts, tries, and what is unclaimed."""
 
+import msgspec
 import pytest
 
 from conductor.core.lease import State
 from protocols.errors import InvariantError
-from protocols.ledger import AbortConfirmed, Aborting, Checkpointed, Generating, Readmitted, Unclaimed
+from protocols.grading import Grade
+from protocols.inference import Segment
+from protocols.ledger import AbortConfirmed, Aborting, Checkpointed, Generating, Graded, Readmitted, Unclaimed
 from protocols.messages import DispatchId, LeaseId, WeightVersion
+from protocols.rollouts import SampleReceipt
 from tests.unit.core.test_leases import (
     D0,
     L0,
@@ -15,6 +19,7 @@ from tests.unit.core.test_leases import (
     claimed,
     committed,
     graded,
+    receipt,
     started,
     stepped,
     table_after,
@@ -75,3 +80,13 @@ def test_what_the_oldest_checkpoint_cannot_reopen_is_forgotten() -> None:
     assert [lease.lease_id for lease in table.settlements.recent] == [L0]
     table.apply(Checkpointed(version=WeightVersion(1), kept=(WeightVersion(1),)))
     assert not table.settlements.recent
+
+
+def test_a_replay_knows_what_a_group_holds_and_how_old_it_is() -> None:
+    """Nothing was delivered to it: a resume has the receipt, and with it the age, from the record alone."""
+    sample = SampleReceipt(tokens=1, segments=(Segment(version=WeightVersion(3), count=1),), finish="stop", preview="")
+    made = msgspec.structs.replace(receipt(L0), samples=(sample, sample))
+    begun = Generating(lease_id=L0, attempt=0, version=WeightVersion(2))
+    table = table_after(admitted(L0), begun, Graded(lease_id=L0, receipt=made, grades=(Grade(reward=0.0),) * 2))
+    assert table[L0].finished_receipt == made
+    assert table[L0].version == 3

@@ -101,10 +101,47 @@ async def test_requests_pass_whatever_resuming_ran_into() -> None:
     async with open_pool({A: BrokenEngine()}) as pool:
         await pool.publish(weights(0))
         await pool.pause()
-        with pytest.RaisesGroup(ZeroDivisionError):
-            await pool.resume()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pool.generate, asks("p.1/L0/0/"))
+            await anyio.wait_all_tasks_blocked()
+            with pytest.RaisesGroup(ZeroDivisionError):
+                await pool.resume()
+            tasks.start_soon(pool.generate, asks("p.1/L1/0/"))
             await anyio.sleep(1.0)
-            assert await pool.live_requests() == {"p.1/L0/0/0/0"}, "it stands before the engine, which is paused"
+            standing = {"p.1/L0/0/0/0", "p.1/L1/0/0/0"}
+            assert await pool.live_requests() == standing, "they stand before the engine, which is paused"
             tasks.cancel_scope.cancel()
+
+
+async def test_requests_that_are_done_weigh_nothing() -> None:
+    """An engine that once had much to do would get nothing for the rest of the run."""
+    async with open_pool_over(A, B, token_s=1.0) as pool:
+        await pool.port.publish(weights(0))
+        await pool.port.generate(asks("a/", samples=3))
+        async with anyio.create_task_group() as tasks:
+            for prefix in ("b/", "c/"):
+                tasks.start_soon(pool.port.generate, asks(prefix))
+                await anyio.wait_all_tasks_blocked()
+        assert [len(engine.requests) for engine in pool.engines.values()] == [2, 1]
+
+
+async def test_an_engine_that_is_another_process_now_gets_the_weights_alone() -> None:
+    """I03: it answers, and serves nothing."""
+    async with open_pool_over(A, B) as pool:
+        await pool.port.publish(weights(0))
+        pool.engines[A]._version = None
+        pool.port.replaced(A)
+        assert await pool.port.versions() == {A: None, B: 0}
+        await anyio.sleep(1.0)
+        assert [engine.loaded for engine in pool.engines.values()] == [[0, 0], [0]]
+        assert (await pool.port.prepare_rollout()).members == {A, B}
+
+
+async def test_a_request_that_is_cancelled_while_it_waits_is_forgotten() -> None:
+    """I73: each would stay for the rest of the run."""
+    async with open_pool_over(A) as pool:
+        await pool.port.publish(weights(0))
+        await pool.port.pause()
+        with anyio.move_on_after(1.0):
+            await pool.port.generate(asks("p.1/L0/0/"))
+        assert not pool.port._waiting

@@ -142,6 +142,7 @@ async def test_an_engine_that_restarted_is_found_out_by_its_first_request_and_an
         assert (await pool.port.generate(asks("a/"))).engine == B
         await anyio.sleep(MANY)
         assert await pool.port.versions() == {A: 1, B: 1}
+        assert [engine.loaded for engine in pool.engines.values()] == [[1, 1], [1]]
 
 
 async def test_newer_weights_do_not_wait_for_a_load_that_hangs() -> None:

@@ -9,6 +9,7 @@ import anyio
 import pytest
 import structlog
 
+from conductor.fleet.attendance import Attendance
 from conductor.fleet.failover import Failover, Journal
 from conductor.fleet.group import open_group
 from protocols.backend import LauncherPort, Resources, WorkerState, WorkloadSpec
@@ -16,6 +17,7 @@ from protocols.errors import BudgetExhausted, ConductorError, InvariantError, Po
 from protocols.fleet import PlannedRole, Restarts
 from protocols.ledger import Incident
 from protocols.messages import WeightVersion, WorkerId
+from protocols.pauses import pause_s
 from protocols.sections import Site
 from tests.unit.fleet.test_group import rollouts
 
@@ -295,3 +297,82 @@ async def test_nobody_waits_for_a_worker_after_the_run() -> None:
     fleet.crash(A)
     with pytest.raises(WorkerLost, match="gone"):
         await failover.restored(A, WorkerLost(worker=A, cause="gone"))
+
+
+async def test_a_worker_is_away_from_the_first_sign_until_it_is_there_again() -> None:
+    """W10: calls went to it meanwhile, and each of them failed."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run) as failover:
+        fleet.crash(A)
+        await until(lambda: bool(fleet.launches))
+        assert failover.attendance.away == {A}
+        await until(lambda: bool(run.incidents))
+        assert failover.attendance.away == frozenset()
+
+
+async def test_all_of_a_role_that_is_launched_anew_are_away() -> None:
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run, restarts=Restarts(worker=0)) as failover:
+        fleet.crash(A)
+        await until(lambda: bool(fleet.launches))
+        assert failover.attendance.away == {A, B}
+
+
+async def test_a_worker_that_dies_again_is_launched_after_a_pause() -> None:
+    """I61: a budget that is spent within a second is none."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run, restarts=Restarts(worker=3)):
+        for count in range(1, 4):
+            fleet.crash(A)
+            await until(lambda count=count: len(run.incidents) == count)
+        paused = [incident.seconds - LAUNCH_S for incident in run.incidents]
+        assert paused == pytest.approx([0.0, pause_s(1, A), pause_s(2, A)])
+
+
+async def test_the_record_says_why_a_job_was_given_up() -> None:
+    fleet, run = Fleet(), Run()
+    error = await ended(fleet, run, lambda: fleet.crash(A, B), holds_state=True)
+    assert run.incidents[0].detail.endswith(f"; then {error}")
+
+
+async def test_a_probe_that_finds_a_worker_gone_has_it_looked_at_at_once() -> None:
+    fleet, run = Fleet(), Run()
+
+    async def ask(worker: WorkerId) -> None:
+        await anyio.sleep(0.5)
+        if worker == A and not fleet.launches:
+            fleet.crash(A)
+            raise WorkerLost(worker=A, cause="it hung up")
+
+    async with tended(fleet, run, probe=ask, answer_s=1.0):
+        began = anyio.current_time()
+        await until(lambda: bool(fleet.launches))
+        assert anyio.current_time() - began == pytest.approx(2.5, abs=0.11), "the first probe comes after two seconds"
+
+
+async def test_two_probes_that_are_not_answered_cost_no_worker() -> None:
+    """A worker that was busy for a while must not be killed for it; the third silence is one too many."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run, probe=fleet.ask, answer_s=1.0):
+        fleet.silent.add(B)
+        await anyio.sleep(8.9)
+        assert fleet.launches == []
+        await anyio.sleep(0.2)
+        assert fleet.launches == [B], "and is looked at at once"
+
+
+async def test_whoever_waits_for_a_worker_is_let_go_when_the_run_ends() -> None:
+    """The end of a run would wait for a worker that nobody brings back any more."""
+    attendance, gone = Attendance(), []
+
+    async def wait() -> None:
+        await attendance.wait_for([A])
+        gone.append(anyio.current_time())
+
+    attendance.leave(A)
+    async with anyio.create_task_group() as tasks:
+        with attendance.tended():
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(1.0):
+            await until(lambda: bool(gone))
