@@ -10,18 +10,21 @@ The same Hugging Face Llama is trained with GRPO on the same prompts, in one pro
 Each counts the samples of all steps but the first, over the time they took. The figures are medians of the
 rounds; a ratio is taken inside each round first, since both sides of it then had the same machine.
 
-    python -m benchmarks.bench_main_job [--shape small|medium|smollm2 ...] [--rounds 5]
+    python -m benchmarks.bench_main_job [--shape small|medium|smollm2 ...] [--rounds N]
 
-``smollm2`` has the sizes of SmolLM2-135M and random weights: a token costs the same, whatever it says.
+``smollm2`` has the sizes of SmolLM2-135M and random weights: a token costs the same, whatever it says. A step of it
+takes the better part of a minute, so it is one round of two steps, and the plain loop is left out.
 """
 
 import argparse
 import importlib.util
 import json
+import logging
 import random
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +32,7 @@ from typing import Any
 
 import anyio
 import torch
+import transformers
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -52,6 +56,8 @@ class Shape:
         model: Values of the transformers configuration.
         vocabulary: Different tokens, the end of a completion among them.
         steps: Of one measurement.
+        rounds: How often each side is measured, unless somebody says otherwise.
+        peers: Who is measured.
     """
 
     prompts: int
@@ -60,6 +66,8 @@ class Shape:
     tokens: int
     vocabulary: int
     steps: int
+    rounds: int = 5
+    peers: tuple[str, ...] = ("ours", "bare", "trl")
     model: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -112,6 +120,7 @@ SHAPES = {
         tokens=64,
         vocabulary=12,
         steps=4,
+        rounds=3,
     ),
     "smollm2": Shape(
         model=_llama(layers=30, width=576, heads=9, inner=1536, kv_heads=3) | {"tie_word_embeddings": True},
@@ -120,7 +129,9 @@ SHAPES = {
         prompt_tokens=96,
         tokens=32,
         vocabulary=49_152,
-        steps=3,
+        steps=2,
+        rounds=1,
+        peers=("ours", "trl"),
     ),
 }
 
@@ -212,7 +223,7 @@ def _bare_generate(module: Any, prompts: torch.Tensor, length: int) -> tuple[tor
 def measure_trl(name: str, folder: str) -> float:
     """Train with TRL's GRPOTrainer; returns samples per second."""
     from datasets import Dataset  # noqa: PLC0415 - the extra `bench` may be missing
-    from transformers import TrainerCallback  # noqa: PLC0415
+    from transformers import PrinterCallback, TrainerCallback  # noqa: PLC0415
     from trl import GRPOConfig, GRPOTrainer  # noqa: PLC0415
 
     shape, steps = SHAPES[name], SHAPES[name].steps
@@ -250,18 +261,23 @@ def measure_trl(name: str, folder: str) -> float:
             processing_class=PreTrainedTokenizerFast.from_pretrained(folder),
             callbacks=[Clock()],
         )
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
     return shape.batch * (len(times) - 1) / (times[-1] - times[0])
 
 
-def compare(name: str, *, rounds: int, peers: dict[str, Callable[[str, str], float]]) -> dict[str, list[float]]:
-    """Measure every peer in turns; returns samples per second, one figure a round."""
+MEASURES: dict[str, Callable[[str, str], float]] = {"ours": measure_ours, "bare": measure_bare, "trl": measure_trl}
+
+
+def compare(name: str, rounds: int) -> dict[str, list[float]]:
+    """Measure every peer that is there, in turns; returns samples per second, one figure a round."""
+    peers = [peer for peer in SHAPES[name].peers if peer != "trl" or importlib.util.find_spec("trl")]
     speeds: dict[str, list[float]] = {peer: [] for peer in peers}
     with tempfile.TemporaryDirectory() as folder:
         SHAPES[name].save(folder)
         for _ in range(rounds):
-            for peer, measure in peers.items():
-                speeds[peer].append(measure(name, folder))
+            for peer in peers:
+                speeds[peer].append(MEASURES[peer](name, folder))
     return speeds
 
 
@@ -274,7 +290,7 @@ def show(name: str, speeds: dict[str, list[float]]) -> None:
     """Print the table of one shape for people."""
     shape = SHAPES[name]
     size = f"{shape.prompts} x {shape.samples} x {shape.tokens} tokens, prompts of {shape.prompt_tokens}"
-    table = Table(title=f"{name}: {size}")
+    table = Table(title=f"{name}: {size}; {len(speeds['ours'])} x {shape.steps} steps")
     for column in ("", "samples/s (median)", "ours is"):
         table.add_column(column)
     for peer, values in speeds.items():
@@ -282,24 +298,41 @@ def show(name: str, speeds: dict[str, list[float]]) -> None:
     Console().print(table)
 
 
+def be_quiet() -> None:
+    """Keep the libraries' progress and warnings out of the table."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("trl").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def summary(speeds: dict[str, dict[str, list[float]]]) -> dict[str, float]:
+    """Return the figures that the line of JSON holds, of the shapes and peers that were measured."""
+    figures: dict[str, float] = {}
+    for figure, shape, peer in (("vs_trl", "small", "trl"), ("vs_bare", "small", "bare")):
+        if peer in speeds.get(shape, {}):
+            figures[figure] = round(median_ratio(speeds[shape]["ours"], speeds[shape][peer]), 3)
+    if "small" in speeds:
+        figures["samples_per_s"] = round(statistics.median(speeds["small"]["ours"]), 1)
+    if "trl" in speeds.get("smollm2", {}):
+        figures["vs_trl_smollm2"] = round(median_ratio(speeds["smollm2"]["ours"], speeds["smollm2"]["trl"]), 3)
+    return figures
+
+
 def main() -> None:
-    """Measure, print a table for people and one line of JSON."""
+    """Measure, print a table of each shape for people and one line of JSON."""
     parser = argparse.ArgumentParser(description="The main job beside TRL and a plain loop")
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--rounds", type=int, default=None, help="of every shape; default: as many as each has time for"
+    )
     args = parser.parse_args()
-    peers: dict[str, Callable[[str, str], float]] = {"ours": measure_ours, "bare": measure_bare}
-    if importlib.util.find_spec("trl"):
-        peers["trl"] = measure_trl
-    figures: dict[str, float] = {}
+    be_quiet()
+    speeds: dict[str, dict[str, list[float]]] = {}
     for name in args.shape:
-        speeds = compare(name, rounds=args.rounds, peers=peers)
-        show(name, speeds)
-        ending = "" if name == "small" else f"_{name}"
-        for peer in [peer for peer in ("trl", "bare") if peer in speeds]:
-            figures[f"vs_{peer}{ending}"] = round(median_ratio(speeds["ours"], speeds[peer]), 3)
-        figures[f"samples_per_s{ending}"] = round(statistics.median(speeds["ours"]), 1)
-    print(json.dumps(figures))
+        speeds[name] = compare(name, args.rounds or SHAPES[name].rounds)
+        show(name, speeds[name])
+    print(json.dumps(summary(speeds)))
 
 
 if __name__ == "__main__":

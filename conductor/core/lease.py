@@ -1,7 +1,6 @@
 """One lease: where it may be, and how it goes on from there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -54,9 +53,8 @@ _FINISHED = frozenset({State.GRADED, State.CLAIMED, State.REOPENED})
 INITIAL = WeightVersion(0)
 
 
-@dataclass(slots=True, kw_only=True)
-class Lease:
-    """One lease.
+class Lease(msgspec.Struct, kw_only=True):
+    """One lease. A struct is made three times as fast as a dataclass, and each lease twice: a resume makes millions.
 
     Attributes:
         first_attempt: The attempt that it was admitted with, by this life of the run; one later for each attempt
@@ -118,7 +116,7 @@ class Lease:
 
     def bare(self) -> "Lease":
         """Return what a resume needs of a settled lease: it is graded anew."""
-        return Lease(  # not `replace`, which takes seconds of a resume from a million events
+        return Lease(
             lease_id=self.lease_id,
             prompt=self.prompt,
             group_size=self.group_size,

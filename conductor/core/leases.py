@@ -91,11 +91,11 @@ class LeaseTable:
         Raises:
             InvariantError: It is settled, or there never was one.
         """
-        lease = self._open.get(lease_id)
-        if lease is None:
+        try:
+            return self._open[lease_id]
+        except KeyError:
             known = lease_number(lease_id) < self._admitted
-            raise InvariantError(f"{lease_id} {'is settled' if known else 'was never admitted'}")
-        return lease
+            raise InvariantError(f"{lease_id} {'is settled' if known else 'was never admitted'}") from None
 
     def __contains__(self, lease_id: LeaseId) -> bool:
         """Return whether a lease is open."""
@@ -209,14 +209,15 @@ class LeaseTable:
             self.settlements.begin(event.version, self.tally, admitted=self._admitted)
 
     def _admit(self, event: Admitted) -> None:
-        if event.lease_id != self.next_lease_id():
-            raise InvariantError(f"{event.lease_id} admitted where {self.next_lease_id()} is next")
-        self._open[event.lease_id] = Lease(lease_id=event.lease_id, prompt=event.prompt, group_size=event.group_size)
+        lease_id, prompt = event.lease_id, event.prompt
+        if lease_id != self.next_lease_id():
+            raise InvariantError(f"{lease_id} admitted where {self.next_lease_id()} is next")
+        self._open[lease_id] = Lease(lease_id=lease_id, prompt=prompt, group_size=event.group_size)
         self._states[State.ADMITTED] += 1
         self._admitted += 1
         self._samples += event.group_size
-        self.position = event.prompt.position + 1
-        self.tally.epoch = event.prompt.epoch
+        self.position = prompt.position + 1
+        self.tally.epoch = prompt.epoch
 
     def _generate(self, event: Generating) -> None:
         lease = self._attempt(event.lease_id, event.attempt)
@@ -244,9 +245,9 @@ class LeaseTable:
             raise InvariantError(f"{event.dispatch_id} claims a lease twice: {', '.join(event.leases)}")
         leases = [self[lease_id] for lease_id in event.leases]
         for lease in leases:
-            self._check(lease, State.CLAIMED)
+            _check(lease, State.CLAIMED)
         for lease in leases:
-            self._move(lease, State.CLAIMED)
+            self._put(lease, State.CLAIMED)
         self._dispatches[event.dispatch_id] = event
         self.dispatched += 1
         self.tally.claim(len(leases), event.missing)
@@ -358,19 +359,24 @@ class LeaseTable:
         del self._dispatches[dispatch_id]
         return leases
 
-    def _check(self, lease: Lease, state: State, only_from: State | None = None) -> None:
-        if state not in TRANSITIONS[lease.state] or lease.state is not (only_from or lease.state):
-            raise InvariantError(f"{lease.lease_id} cannot go from {lease.state} to {state}")
-
     def _move(self, lease: Lease, state: State, *, only_from: State | None = None) -> None:
-        self._check(lease, state, only_from)
-        self._states[lease.state] -= 1
-        self._states[state] += 1
+        _check(lease, state, only_from)
+        self._put(lease, state)
+
+    def _put(self, lease: Lease, state: State) -> None:
+        states = self._states
+        states[lease.state] -= 1
+        states[state] += 1
         lease.state = state
 
     def _settle(self, lease: Lease, state: State) -> None:
-        self._check(lease, state)
+        _check(lease, state)
         self._states[lease.state] -= 1
         lease.state = state
         del self._open[lease.lease_id]
         self.settlements.add(lease)
+
+
+def _check(lease: Lease, state: State, only_from: State | None = None) -> None:
+    if state not in TRANSITIONS[lease.state] or (only_from is not None and lease.state is not only_from):
+        raise InvariantError(f"{lease.lease_id} cannot go from {lease.state} to {state}")
