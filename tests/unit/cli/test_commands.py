@@ -168,5 +168,5 @@ def test_help_names_the_commands_and_the_exit_codes() -> None:
         assert word in result.stdout
     assert isinstance(main, click.Group)
     assert sorted(main.commands) == [
-        "checkpoint", "inspect", "plan", "resume", "run", "simulate", "status", "stop", "validate", "why",
+        "checkpoint", "inspect", "plan", "resume", "run", "scale", "simulate", "status", "stop", "validate", "why",
     ]  # fmt: skip
