@@ -1,12 +1,13 @@
 """From the names in the job to open ports: what the backend hosts, and what opens beside the controller."""
 
-from collections.abc import AsyncGenerator, Callable, Container, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
 from conductor.bounded import bounded, bounded_backend
+from conductor.bounds import find_capacity_problems
 from conductor.config import RunConfig
 from conductor.core.evaluation import evaluations_prefix
 from conductor.core.planning.wishes import EPISODE, EVALUATION, POLICY, REWARD, ROLES, ROLLOUT
@@ -16,7 +17,8 @@ from conductor.fleet.attendance import Attendance
 from conductor.fleet.failover import Failover, Probe
 from conductor.fleet.group import open_group
 from conductor.fleet.planned import planned, write_plan
-from conductor.fleet.reservation import open_reservations
+from conductor.fleet.reservation import Reservations, open_reservations
+from conductor.fleet.scaling import Hold, Pool, Scaler
 from conductor.fleet.spread import Executors, Graders
 from conductor.ports import EvaluationPorts, Ports, Workloads
 from conductor.validation import find_remainder_problem, site_of
@@ -77,9 +79,16 @@ async def open_ports(
         bounded_home = bounded_backend(home, cfg.deadlines, waits)
         inventory = await bounded_home.placement.inventory()
         fleet = planned(cfg, inventory, workloads.sections(), plan)
-        at_once = inventory.own_processes
         opener = _Opener(
-            cfg, site, backend=home, bounded_home=bounded_home, fleet=fleet, stack=stack, waits=waits, at_once=at_once
+            cfg,
+            site,
+            backend=home,
+            bounded_home=bounded_home,
+            fleet=fleet,
+            given=workloads.sections(),
+            stack=stack,
+            waits=waits,
+            at_once=inventory.own_processes,
         )
         prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
         if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
@@ -106,6 +115,7 @@ async def open_ports(
             trackers=trackers,
             evaluation=await _evaluation_ports(opener, workloads, evaluation, grader, reserved),
             failovers=tuple(opener.failovers),
+            scaler=opener.scaler,
         )
 
 
@@ -159,7 +169,7 @@ class _Ranks(TrainerPort, Protocol):
     def replaced(self, worker: WorkerId) -> None: ...
 
 
-class _Pool(InferenceControllerPort, Protocol):
+class _Pool(InferenceControllerPort, Pool, Protocol):
     def replaced(self, worker: WorkerId) -> None: ...
 
 
@@ -176,7 +186,10 @@ class _Opener:
 
     Attributes:
         failovers: Of every role that was launched.
+        scaler: Changes the number of engines; None: none were launched.
     """
+
+    _reservations: Reservations
 
     def __init__(
         self,
@@ -186,6 +199,7 @@ class _Opener:
         backend: Backend,
         bounded_home: Backend,
         fleet: Plan,
+        given: Collection[str],
         stack: AsyncExitStack,
         waits: Waits,
         at_once: bool,
@@ -198,7 +212,9 @@ class _Opener:
         self._stack = stack
         self._waits = waits
         self._at_once = at_once
+        self._given = given
         self.failovers: list[Failover] = []
+        self.scaler: Scaler | None = None
 
     def bound(self, port: type[P], implementation: P) -> P:
         """Bound every call of a port."""
@@ -207,7 +223,8 @@ class _Opener:
     async def prepare(self) -> None:
         """Hold all that the plan needs, and launch the user's own roles: the others may need them."""
         bundles, placement = self._fleet.bundles, self._bounded.placement
-        await self._stack.enter_async_context(open_reservations(bundles, placement, stop_s=self.cfg.deadlines.abort))
+        held = open_reservations(bundles, placement, stop_s=self.cfg.deadlines.abort)
+        self._reservations = await self._stack.enter_async_context(held)
         for role in self._fleet.roles:
             if role.name not in ROLES:
                 await self.launch(role.name)
@@ -258,14 +275,33 @@ class _Opener:
         failover = await self.launch(ROLLOUT, lambda member: launcher.call(member, "status", ()))
         engines = self._clients(EnginePort, failover)
         training = failover.members[: len(engines) - self.cfg.reserved_engines]
+        evaluating = frozenset(engines).difference(training)
         pool = await self._pool({member: engines[member] for member in training})
         failover.replaced = pool.replaced
-        if len(training) == len(engines):
+        self.scaler = self._scaler(failover, pool, evaluating)
+        if not evaluating:
             return pool, None
-        reserved = await self._pool({member: engine for member, engine in engines.items() if member not in training})
-        failover.replaced = _either(training, pool.replaced, reserved.replaced)
+        reserved = await self._pool({member: engine for member, engine in engines.items() if member in evaluating})
+        failover.replaced = _either(evaluating, reserved.replaced, pool.replaced)
         route: Callable[..., InferenceControllerPort] = load_object(_RESERVED, "")
         return route(pool, reserved, prefix=evaluations_prefix(self.cfg.registration)), reserved
+
+    def _scaler(self, failover: Failover, pool: Pool, reserved: frozenset[WorkerId]) -> Scaler:
+        """Return what changes the number of engines; it holds what is opened already."""
+        hold = Hold(
+            failover=failover,
+            pool=pool,
+            reserved=reserved,
+            client=lambda member: client(EnginePort, self._caller(member, failover, waits=False)),
+            reservations=self._reservations,
+            placement=self._bounded.placement,
+        )
+
+        def problems_at(size: int) -> Iterable[Problem]:
+            fields = msgspec.structs.asdict(msgspec.structs.replace(self.cfg, engines=size))
+            return find_capacity_problems(fields, self._site.job_dir)
+
+        return Scaler(self._fleet, self.cfg, self._given, hold=hold, problems_at=problems_at)
 
     async def _pool(self, engines: Mapping[WorkerId, EnginePort]) -> "_Pool":
         """Open the controller of some engines."""

@@ -141,6 +141,8 @@ class RoleConfig(Message, frozen=True, kw_only=True):
         environment: Variables, laid over ``fleet.environment``.
         instance_environment: Variables of one instance by its number, laid over ``environment``.
         restarts: Failure budget, one for each cause.
+        min, max: Fewest and most instances that ``conductor scale`` may ask for while the run goes on, for the role
+            ``rollout``; None: one, and as many as find a place.
     """
 
     kind: str | None = None
@@ -157,6 +159,8 @@ class RoleConfig(Message, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     instance_environment: dict[str, dict[str, str]] = {}
     restarts: Restarts = Restarts()
+    min: PositiveInt | None = None
+    max: PositiveInt | None = None
 
 
 class CollocateConfig(Message, frozen=True, kw_only=True):

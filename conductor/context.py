@@ -26,7 +26,7 @@ from conductor.observe.observer import Observer
 from conductor.ports import Ports
 from protocols.aio import Doorbell, owned
 from protocols.inference import InferenceControllerPort
-from protocols.ledger import Evaluated, Incident, LedgerEvent, RunStarted, Stepped
+from protocols.ledger import Evaluated, Incident, LedgerEvent, RunStarted, Scaled, Stepped
 from protocols.messages import LeaseId, WeightVersion
 from protocols.prompts import Prompt
 
@@ -60,7 +60,7 @@ class RunContext:
         evaluated: The last version evaluated, or begun to be; None: none was.
         owed: Whether something of an evaluation may still run, since nobody confirmed that it ended.
         evaluations: What the last ones came to, those before a resume included.
-        incidents: Failovers of all lives of the run.
+        incidents: Failovers and changes of size, of all lives of the run.
         unrecorded: Those that ended before this life of the run was in the record.
         checkpoint_wanted: Whether somebody asked for one after the current step.
         steps: The last steps of the run, those before a resume included.
@@ -106,8 +106,8 @@ class RunContext:
     evaluated: WeightVersion | None = None
     owed: bool = False
     evaluations: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    unrecorded: list[Incident] | None = field(default_factory=list[Incident])
+    incidents: deque[Incident | Scaled] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    unrecorded: list[Incident | Scaled] | None = field(default_factory=list[Incident | Scaled])
     steps: deque[Stepped] = field(default_factory=lambda: deque(maxlen=HISTORY))
     seconds_before: float = 0.0
     began: float | None = None
@@ -168,8 +168,8 @@ class RunContext:
         self.recorded += len(events)
         await self._write(self.ports.ledger.append(events))
 
-    async def record_incident(self, incident: Incident) -> None:
-        """Write a failover down, as soon as there is a record of this life of the run."""
+    async def record_incident(self, incident: Incident | Scaled) -> None:
+        """Write a failover or a change of size down, as soon as there is a record of this life of the run."""
         self.incidents.append(incident)
         if self.unrecorded is None:
             await self.record(incident)

@@ -13,7 +13,18 @@ from conductor.validation import site_of
 from protocols.adapters import resolve
 from protocols.errors import CorruptLedger, UserError
 from protocols.grading import Grade, GradeFault
-from protocols.ledger import Admitted, Claimed, Compacted, Graded, Incident, LedgerEvent, Record, Resumed, RunStarted
+from protocols.ledger import (
+    Admitted,
+    Claimed,
+    Compacted,
+    Graded,
+    Incident,
+    LedgerEvent,
+    Record,
+    Resumed,
+    RunStarted,
+    Scaled,
+)
 from protocols.messages import DispatchId, LeaseId, Message, WeightVersion
 from protocols.prompts import content_preview
 from protocols.rollouts import SampleReceipt
@@ -115,7 +126,7 @@ def inspect(record: Record) -> Inspection:
         lives=1 + sum(isinstance(event, Resumed) for event in record.events),
         events=len(record.events),
         lost=record.lost,
-        incidents=len(incidents(record)),
+        incidents=sum(isinstance(event, Incident) for event in record.events),
         compacted=any(isinstance(event, Compacted) for event in record.events),
         balanced=groups.balanced and table.accounts.balanced and samples.balanced,
         groups=groups,
@@ -126,9 +137,9 @@ def inspect(record: Record) -> Inspection:
     )
 
 
-def incidents(record: Record) -> tuple[Incident, ...]:
-    """Return the failovers of all lives of a run, in the order in which they ended."""
-    return tuple(event for event in record.events if isinstance(event, Incident))
+def incidents(record: Record) -> tuple[Incident | Scaled, ...]:
+    """Return the failovers of all lives of a run, and the changes of its size, in the order in which they ended."""
+    return tuple(event for event in record.events if isinstance(event, Incident | Scaled))
 
 
 def history(record: Record, lease_id: LeaseId) -> tuple[LeaseEvent, ...]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from conductor.fleet.failover import Failover
+from conductor.fleet.scaling import Scaler
 from protocols.backend import Backend
 from protocols.grading import GraderPort
 from protocols.inference import InferenceControllerPort
@@ -66,7 +67,7 @@ class EvaluationPorts:
 class Ports:
     """Everything the controller talks to; ``evaluation`` is None where the job has none.
 
-    ``failovers``: of the roles whose workers the run launched.
+    ``failovers``: of the roles whose workers the run launched. ``scaler``: of its engines; None: it launched none.
     """
 
     backend: Backend
@@ -79,3 +80,4 @@ class Ports:
     trackers: tuple[TrackerPort, ...]
     evaluation: EvaluationPorts | None = None
     failovers: tuple[Failover, ...] = ()
+    scaler: Scaler | None = None

@@ -16,7 +16,7 @@ from conductor.disk import on_disk
 from conductor.jobfile import find_changes, job_values, write_job
 from conductor.spool import open_spool
 from protocols.errors import ConfigError, CorruptLedger, InvariantError, Problem, UserError
-from protocols.ledger import Evaluated, Incident, LedgerEvent, Resumed, RunStarted, Stepped
+from protocols.ledger import Evaluated, Incident, LedgerEvent, Resumed, RunStarted, Scaled, Stepped
 from protocols.messages import WeightVersion
 from protocols.prompts import SourceState
 from protocols.training import CheckpointRequest
@@ -202,7 +202,7 @@ def _remember_steps(ctx: RunContext, events: Sequence[LedgerEvent]) -> None:
     steps = [step for step in steps_of(events) if step.record.step <= ctx.trained]
     ctx.steps.extend(steps)
     ctx.evaluations.extend(done for done in evaluations_of(events) if done.record.step <= ctx.trained)
-    ctx.incidents.extendleft([event for event in reversed(events) if isinstance(event, Incident)])
+    ctx.incidents.extendleft([event for event in reversed(events) if isinstance(event, Incident | Scaled)])
     if ctx.evaluations:
         ctx.evaluated = WeightVersion(ctx.evaluations[-1].record.step)
     if steps:

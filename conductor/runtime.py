@@ -125,6 +125,8 @@ async def conduct(ctx: RunContext) -> RunResult:
             journal = Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log)
             for failover in ctx.ports.failovers:
                 ctx.start(background, f"failover of {failover.role.name}", failover.run, journal)
+            if ctx.ports.scaler is not None:
+                ctx.start(background, "scaling", ctx.ports.scaler.run, journal)
             await _warm_up(ctx)
             with seldom_collected(ctx.cfg.freeze_gc):
                 ctx.began = anyio.current_time()

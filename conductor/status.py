@@ -20,6 +20,7 @@ from conductor.core.status import (
 )
 from conductor.core.waits import Wait, Waits
 from protocols.inference import EngineStatus
+from protocols.ledger import Incident, Scaled
 from protocols.messages import WorkerId
 
 _OF_GROUPS = frozenset({"RolloutExecutor.generate", "InferenceController.generate", "Grader.grade"})
@@ -84,7 +85,8 @@ def take_status(
         open_waits=len(ctx.waits),
         engines=engines[:MOST_LISTED],
         workers=workers[:MOST_LISTED],
-        incidents=len(ctx.incidents),
+        incidents=sum(isinstance(event, Incident) for event in ctx.incidents),
+        scaled=_scaled(ctx.incidents),
         evaluation=None
         if ctx.evaluation is None
         else _evaluation(ctx.evaluation, now, reserved=ctx.reserved is not None),
@@ -164,6 +166,11 @@ def _oldest(ctx: RunContext, leases: Iterable[Lease]) -> int | None:
         for segment in sample.segments[:1]
     ]
     return ctx.trained - min(versions) if versions else None
+
+
+def _scaled(events: Iterable[Incident | Scaled]) -> str:
+    changes = [event for event in events if isinstance(event, Scaled)]
+    return str(changes[-1]) if changes else ""
 
 
 def _throughput(ctx: RunContext) -> dict[str, float]:

@@ -222,6 +222,33 @@ class Incident(Message, frozen=True, kw_only=True, tag="incident"):
     seconds: float
 
 
+class Scaled(Message, frozen=True, kw_only=True, tag="scaled"):
+    """A role was to have more workers, or fewer, at somebody's request. Written when that ends; it is in no accounts.
+
+    Attributes:
+        role: Whose size.
+        before, after: Workers that it had, and has.
+        workers: Those that were added or ended, or were to be.
+        verdict: Whether it has the size asked for, or is as it was before.
+        detail: Why it is as it was.
+        version: The trainer's version when it began.
+        seconds: How long it took.
+    """
+
+    role: str
+    before: int
+    after: int
+    workers: tuple[WorkerId, ...]
+    verdict: Literal["scaled", "undone"]
+    detail: str
+    version: WeightVersion
+    seconds: float
+
+    def __str__(self) -> str:
+        change = f"{self.role} had {self.before} workers at v{self.version} and has {self.after}"
+        return f"{change}; undone: {self.detail}" if self.detail else change
+
+
 class Tally(Message, frozen=True, kw_only=True):
     """What a run has come to, in groups unless the name says otherwise; see ``conductor.core.tally``."""
 
@@ -322,6 +349,7 @@ LedgerEvent = (
     | Evaluated
     | CheckpointBegun
     | Incident
+    | Scaled
     | Checkpointed
     | Resumed
     | Compacted

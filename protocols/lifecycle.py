@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from protocols.fleet import Vertex
 from protocols.messages import WorkerId
 
 
@@ -27,6 +28,17 @@ class LifecyclePort(Protocol):
 
         Raises:
             ConductorError: One could not be ended or launched.
+        """
+        ...
+
+    async def scale(self, vertices: tuple[Vertex, ...]) -> None:
+        """Launch those of some vertices that are no members yet, then end the members that are none of them.
+
+        No other ``scale`` meanwhile. Where it is cancelled or fails, whoever was a member still is; ``scale`` to the
+        members of before ends those that were to join.
+
+        Raises:
+            ConductorError: One could not be launched or ended.
         """
         ...
 

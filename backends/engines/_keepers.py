@@ -37,6 +37,7 @@ class Keepers:
         self._publish_s = publish_s
         self._longest_pause_s = min(LONGEST_S, publish_s / 10)  # an engine that is back is found before all is given up
         self._awaited: set[WorkerId] = set()
+        self._tasks: TaskGroup | None = None
         self.wanted: WeightsManifest | None = None
         self.moved = Doorbell()
 
@@ -76,9 +77,27 @@ class Keepers:
 
     def start(self, tasks: TaskGroup) -> None:
         """Start to keep every member, until the tasks are cancelled."""
+        self._tasks = tasks
         for member in self._members:
+            self.keep(member)
+
+    def keep(self, member: Member) -> None:
+        """Keep a member from now on."""
+        if self._tasks is not None:
             name = f"keeper of {member.name}"
-            tasks.start_soon(owned, name, partial(self._keep, member), name=name)
+            member.keeping = anyio.CancelScope()
+            self._tasks.start_soon(owned, name, partial(self._keep_within, member, member.keeping), name=name)
+
+    def release(self, member: Member) -> None:
+        """Keep a member no longer, and wait for it no more."""
+        if member.keeping is not None:
+            member.keeping.cancel()
+        self._awaited.discard(member.name)
+        self.moved.ring()
+
+    async def _keep_within(self, member: Member, scope: anyio.CancelScope) -> None:
+        with scope:
+            await self._keep(member)
 
     async def _keep(self, member: Member) -> None:
         while True:

@@ -21,6 +21,18 @@ class Loads(Generic[M]):
         self._at: dict[int, OrderedDict[M, None]] = {0: OrderedDict.fromkeys(members)}  # a dict is slow at its front
         self._load = dict.fromkeys(self._at[0], 0)
 
+    def add(self, member: M) -> None:
+        """Take note of a member that has nothing to do yet."""
+        self._at.setdefault(0, OrderedDict())[member] = None
+        self._load[member] = 0
+
+    def remove(self, member: M) -> None:
+        """Forget a member."""
+        load = self._load.pop(member)
+        del self._at[load][member]
+        if not self._at[load]:
+            del self._at[load]
+
     def put(self, member: M, load: int) -> None:
         """Take note of what a member has to do now."""
         before = self._load[member]

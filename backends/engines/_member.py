@@ -24,6 +24,8 @@ class Member:
         failures: Renewals that failed in a row.
         tried: The version that the last renewal was to bring.
         renewal: The one that goes on; None: none does.
+        leaving: Whether it gets no more requests, since it is to be ended.
+        keeping: Around its keeper; None: it has none yet.
         called: Rings when it is stale, or other weights are wanted.
     """
 
@@ -38,6 +40,8 @@ class Member:
     failures: int = 0
     tried: WeightVersion | None = None
     renewal: anyio.CancelScope | None = None
+    leaving: bool = False
+    keeping: anyio.CancelScope | None = None
     called: Doorbell = field(default_factory=Doorbell)
     _quieter: Doorbell = field(default_factory=Doorbell)
 

@@ -1,7 +1,7 @@
 """Many engines behind one inference controller: routing, versions, aborts."""
 
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -118,7 +118,7 @@ class EnginePool:
         Raises:
             Stalled: No member served for ``publish_s``.
         """
-        for _ in self._members:
+        for _ in tuple(self._members):
             member = self._free() or await self._awaited(request)
             call = anyio.CancelScope()
             self._begin(member, call, len(request.samples))
@@ -247,6 +247,44 @@ class EnginePool:
                 member.lost = True
                 member.stale()
 
+    def add(self, engines: Mapping[WorkerId, EnginePort]) -> None:
+        """Take engines in beside the others: each is stale until it has loaded what is wanted, alone."""
+        for name, engine in engines.items():
+            member = Member(name, engine, lost=True)
+            self._members.append(member)
+            self._loads.add(member)
+            self._keepers.keep(member)
+
+    async def drain(self, workers: Collection[WorkerId], *, within_s: float) -> None:
+        """Send nothing more to some engines, and wait for what they work on; what is left then is tried elsewhere.
+
+        They go on with newer weights, and answer aborts, until ``forget``. Where this is cancelled they are as before.
+        """
+        members = [member for member in self._members if member.name in workers]
+        done = False
+        for member in members:
+            member.leaving = True
+        try:
+            with anyio.move_on_after(within_s):
+                for member in members:
+                    await member.quiet()
+            for member in members:
+                member.cut()
+            for member in members:
+                await member.quiet()
+            done = True
+        finally:
+            for member in members:
+                member.leaving = done
+            self._keepers.moved.ring()
+
+    def forget(self, workers: Collection[WorkerId]) -> None:
+        """Let go of engines that have ended."""
+        for member in [member for member in self._members if member.name in workers]:
+            self._members.remove(member)
+            self._loads.remove(member)
+            self._keepers.release(member)
+
     def start(self, tasks: TaskGroup) -> None:
         """Start the keepers; they end with ``tasks``."""
         self._keepers.start(tasks)
@@ -279,7 +317,7 @@ class EnginePool:
         """Return the least loaded member that serves; None where none does, or the pool is paused."""
         if not self._paused:
             for member in self._loads:
-                if member.confirmed is not None:
+                if member.confirmed is not None and not member.leaving:
                     return member
         return None
 

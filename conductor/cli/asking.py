@@ -1,4 +1,4 @@
-"""``conductor status``, ``why``, ``stop``, ``checkpoint``: a run that goes on is asked, of another one is told."""
+"""``conductor status``, ``why``, ``stop``, ``checkpoint``, ``scale``: what a run that goes on is asked."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from conductor.control.client import ask
-from conductor.control.messages import Command, Reply
+from conductor.control.messages import Command, Reply, Request
 from conductor.core.explanation import explain, explain_engines
 from conductor.core.status import RunStatus, WorkerStanding
 from conductor.epilogue import epilogue, sentences
@@ -52,10 +52,29 @@ def write_checkpoint(run_dir: str) -> int:
     return 0
 
 
+def scale(run_dir: str, wanted: str) -> int:
+    """Let a run have more workers of a role, or fewer, and print what came of it; returns the exit code.
+
+    Args:
+        run_dir: The folder of the run.
+        wanted: ``rollout=4``.
+    """
+    role, _, size = wanted.partition("=")
+    if not (role and size.isdecimal()):
+        raise UserError(f"{wanted!r} says no size of a role; write rollout=4")
+    request = Request(command="scale", role=role, size=int(size))
+    click.echo(_required(run_dir, _answered(run_dir, request, patience_s=None)).done)
+    return 0
+
+
 def _asked(run_dir: str, command: Command, patience_s: float | None = _PATIENCE_S) -> Reply | None:
-    reply = ask(Path(run_dir), command, patience_s=patience_s)
+    return _answered(run_dir, Request(command=command), patience_s=patience_s)
+
+
+def _answered(run_dir: str, request: Request, *, patience_s: float | None) -> Reply | None:
+    reply = ask(Path(run_dir), request, patience_s=patience_s)
     if reply is not None and reply.error:
-        raise PortFailed(reply.error)
+        raise UserError(reply.error) if reply.refused else PortFailed(reply.error)
     return reply
 
 
@@ -95,6 +114,8 @@ def _lines(status: RunStatus) -> Iterator[str]:
     yield from (f"worker   {_worker(worker)}" for worker in status.workers if worker.pid is not None)
     if status.incidents:
         yield f"lost     workers, {status.incidents} times: conductor inspect --incidents tells of it"
+    if status.scaled:
+        yield f"size     {status.scaled}"
     yield from (f"failed   {count} times {kind}" for kind, count in sorted(status.failures.items()))
     yield f"saved    {status.checkpoint or 'nothing yet'}"
     first, *more = explain(status).waits_for

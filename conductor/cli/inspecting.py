@@ -13,7 +13,7 @@ from conductor.inspection import Inspection, LeaseEvent, history, incidents, ins
 from conductor.review.chronicle import chronicle
 from conductor.review.lineage import sample_lineage, step_lineage
 from protocols.errors import CorruptLedger, UserError
-from protocols.ledger import Incident, Record
+from protocols.ledger import Incident, Record, Scaled
 from protocols.messages import LeaseId
 from protocols.training import Algorithm
 
@@ -90,28 +90,24 @@ def _lines(found: Inspection) -> Iterator[str]:
     yield f"the books are {verdict}"
 
 
-def _incident_lines(found: Sequence[Incident]) -> Iterator[str]:
+def _incident_lines(found: Sequence[Incident | Scaled]) -> Iterator[str]:
     if not found:
         yield "no worker was lost"
         return
     rows = [
-        (
-            f"v{one.version}",
-            ", ".join(one.workers),
-            one.cause,
-            one.level,
-            str(one.attempts),
-            one.verdict,
-            f"{one.seconds:.1f} s",
-        )
-        for one in found
+        (f"v{one.version}", ", ".join(one.workers), *_course(one), one.verdict, f"{one.seconds:.1f} s") for one in found
     ]
     head = ("at", "workers", "cause", "level", "attempts", "verdict", "took")
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row, one in zip((head, *rows), (None, *found), strict=True):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         if one is not None:
-            yield f"    {one.detail.splitlines()[0]}"
+            yield f"    {(str(one) if isinstance(one, Scaled) else one.detail).splitlines()[0]}"
+
+
+def _course(one: Incident | Scaled) -> tuple[str, str, str]:
+    """Return cause, level and attempts."""
+    return ("request", "role", "1") if isinstance(one, Scaled) else (one.cause, one.level, str(one.attempts))
 
 
 def _lease_line(event: LeaseEvent) -> str:

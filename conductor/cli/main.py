@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from conductor.cli.asking import show_status, show_why, stop, write_checkpoint
+from conductor.cli.asking import scale, show_status, show_why, stop, write_checkpoint
 from conductor.cli.inspecting import inspect_run
 from conductor.cli.planning import plan_job
 from conductor.cli.running import run_job
@@ -158,6 +158,14 @@ def stop_run(run_dir: str) -> None:
 def checkpoint(run_dir: str) -> None:
     """Let the run in RUN_DIR write a checkpoint after its current step; prints its folder."""
     _exit(lambda: write_checkpoint(run_dir))
+
+
+@main.command(name="scale")
+@_RUN_DIR
+@click.argument("wanted", metavar="ROLE=N")
+def scale_run(run_dir: str, wanted: str) -> None:
+    """Let the run in RUN_DIR have N workers of a role, rollout=4: new ones join it, others finish and end."""
+    _exit(lambda: scale(run_dir, wanted))
 
 
 @main.command()

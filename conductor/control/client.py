@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from conductor.control.messages import Command, Reply, Request, encode
+from conductor.control.messages import Reply, Request, encode
 from conductor.control.place import find
 from protocols.errors import PortFailed
 
@@ -14,12 +14,12 @@ _CHUNK = 1 << 16
 _LARGEST = 1 << 24
 
 
-def ask(run_dir: Path, command: Command, *, patience_s: float | None) -> Reply | None:
+def ask(run_dir: Path, request: Request, *, patience_s: float | None) -> Reply | None:
     """Ask the run in a folder; None: nobody answers there.
 
     Args:
         run_dir: The folder of the run.
-        command: What is asked.
+        request: What is asked.
         patience_s: How long the answer may take; None: as long as it takes.
 
     Raises:
@@ -38,7 +38,7 @@ def ask(run_dir: Path, command: Command, *, patience_s: float | None) -> Reply |
             raise PortFailed(f"{path} cannot be asked: {exc}") from exc
         client.settimeout(patience_s)
         try:
-            client.sendall(encode(Request(command=command)))
+            client.sendall(encode(request))
             return msgspec.json.decode(_line(client), type=Reply)
         except TimeoutError as exc:
             raise PortFailed(f"the run did not answer within {patience_s:g} s: its loop may be blocked") from exc

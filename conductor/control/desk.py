@@ -10,7 +10,7 @@ from conductor.core.status import RunStatus
 from conductor.core.waits import Waits
 from conductor.status import ask_engines, ask_launcher, opening_status, take_status
 from protocols.aio import deadline
-from protocols.errors import DeadlineExceeded
+from protocols.errors import DeadlineExceeded, UserError
 
 _PACE_S = 0.1
 """Between two looks at a run: whoever asks without pause takes a tenth of its time at most."""
@@ -58,6 +58,8 @@ class Desk:
                 return Reply(done="stopping")
             case "checkpoint":
                 return await self._checkpoint()
+            case "scale":
+                return await self._scale(request.role, request.size)
 
     async def _look(self) -> RunStatus:
         """Return where the run stands; who asks too often waits for a turn."""
@@ -71,6 +73,19 @@ class Desk:
             now = anyio.current_time()
             self._next = now + max(_PACE_S, 9 * (now - began))
             return status
+
+    async def _scale(self, role: str, size: int) -> Reply:
+        ctx = self._ctx
+        if ctx is None or ctx.ports.scaler is None:
+            why = "the run has not begun to train" if ctx is None else "its engines were handed over, not launched"
+            return Reply(error=why)
+        if ctx.phase in _NO_MORE_STEPS or self.scope.cancel_called:
+            return Reply(error=f"the run is {ctx.phase}")
+        try:
+            done = await ctx.ports.scaler.scale(role, size)
+        except UserError as exc:
+            return Reply(error=str(exc), refused=True)
+        return Reply(error=str(done)) if done.verdict == "undone" else Reply(done=str(done))
 
     async def _checkpoint(self) -> Reply:
         ctx = self._ctx

@@ -8,7 +8,7 @@ from conductor.core.explanation import Explanation
 from conductor.core.status import RunStatus
 from protocols.messages import Message
 
-Command = Literal["status", "why", "stop", "checkpoint"]
+Command = Literal["status", "why", "stop", "checkpoint", "scale"]
 
 
 class Request(Message, frozen=True, kw_only=True):
@@ -16,10 +16,12 @@ class Request(Message, frozen=True, kw_only=True):
 
     Attributes:
         command: ``status``: where it stands. ``why``: what it waits for, in words. ``stop``: end as at a first signal.
-            ``checkpoint``: write one after the current step.
+            ``checkpoint``: write one after the current step. ``scale``: bring ``role`` to ``size`` workers.
     """
 
     command: Command
+    role: str = ""
+    size: int = 0
 
 
 class Reply(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,10 +31,12 @@ class Reply(Message, frozen=True, kw_only=True, omit_defaults=True):
         error: Why there is none.
         status: Where the run stands, for ``status`` and ``why``.
         why: What it waits for, for ``why``.
-        done: What was done: ``stopping``, or the folder of the checkpoint.
+        done: What was done: ``stopping``, the folder of the checkpoint, or the change of size in words.
+        refused: Whether it is the request that is wrong, and not the run.
     """
 
     error: str = ""
+    refused: bool = False
     status: RunStatus | None = None
     why: Explanation | None = None
     done: str = ""

@@ -34,6 +34,7 @@ from protocols.ledger import (
     Restored,
     Resumed,
     RunStarted,
+    Scaled,
     Stepped,
     Unclaimed,
 )
@@ -80,6 +81,7 @@ class LeaseTable:
             Evaluated: lambda _: None,
             CheckpointBegun: lambda event: self.settlements.write(event.version),
             Incident: lambda _: None,
+            Scaled: lambda _: None,
             Checkpointed: lambda event: self.settlements.complete(event.version, event.kept),
             Resumed: self._resume,
             Compacted: self._expand,

@@ -84,6 +84,7 @@ class RunStatus(Message, frozen=True, kw_only=True):
         engines: What the engines say.
         workers: Those that were launched.
         incidents: Times that workers were lost, and brought back.
+        scaled: The last change of size that somebody asked for, in words; empty: nobody did.
         evaluation: The one that goes on.
         throughput: Of the last step: ``samples_per_s``, ``tokens_per_s``, ``step_s``.
         failures: Masked samples, retried groups and failed evaluations so far, by class.
@@ -119,6 +120,7 @@ class RunStatus(Message, frozen=True, kw_only=True):
     engines: tuple[EngineStanding, ...] = ()
     workers: tuple[WorkerStanding, ...] = ()
     incidents: int = 0
+    scaled: str = ""
     evaluation: EvaluationStatus | None = None
     throughput: dict[str, float] = {}
     failures: dict[str, int] = {}

@@ -1,6 +1,7 @@
 """Brings lost workers of a role back: who notices, what is decided, and the incident that tells of it."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -14,8 +15,8 @@ from conductor.fleet.group import WorkerGroup
 from conductor.fleet.together import all_or_first
 from protocols.aio import deadline
 from protocols.errors import ConductorError, DeadlineExceeded, PortFailed, Transient, WorkerLost
-from protocols.fleet import Cause, PlannedRole
-from protocols.ledger import Incident
+from protocols.fleet import Cause, PlannedRole, Vertex
+from protocols.ledger import Incident, Scaled
 from protocols.messages import WeightVersion, WorkerId
 
 Probe = Callable[[WorkerId], Awaitable[object]]
@@ -39,7 +40,7 @@ class Journal:
     """
 
     trained: Callable[[], WeightVersion]
-    record: Callable[[Incident], Awaitable[None]]
+    record: Callable[[Incident | Scaled], Awaitable[None]]
     log: FilteringBoundLogger
 
 
@@ -90,9 +91,10 @@ class Failover:
         self._holds_state = holds_state
         self._probe = probe
         self._answer_s = answer_s
-        self._strikes: dict[WorkerId, Strikes] = {member: Strikes() for member in group.members}
+        self._strikes: defaultdict[WorkerId, Strikes] = defaultdict(Strikes)
         self._restarted = Strikes()
-        self._silent: dict[WorkerId, int] = dict.fromkeys(group.members, 0)
+        self._silent: Counter[WorkerId] = Counter()
+        self._turn = anyio.Lock()  # one changes who the members are, or launches them again
         self._hint = anyio.Event()
 
     @property
@@ -116,6 +118,31 @@ class Failover:
         if worker in self.attendance.away:
             raise loss
 
+    async def grow(self, workers: Sequence[Vertex]) -> None:
+        """Launch those of some workers that are no members yet; lost ones are brought back meanwhile.
+
+        Args:
+            workers: All members, and who is to join them. Members alone: end what was launched where this failed.
+
+        Raises:
+            ConductorError: One could not be launched.
+        """
+        await self._group.scale(tuple(workers))
+
+    async def shrink(self, workers: Sequence[Vertex]) -> None:
+        """End all members but some for good; never while others are being brought back.
+
+        Raises:
+            ConductorError: One could not be ended.
+        """
+        async with self._turn:
+            before = self.members
+            await self._group.scale(tuple(workers))
+        for worker in set(before).difference(self.members):
+            self._strikes.pop(worker, None)
+            del self._silent[worker]
+            self.attendance.come_back(worker)
+
     async def run(self, journal: Journal) -> None:
         """Bring back what is lost until cancelled.
 
@@ -128,7 +155,11 @@ class Failover:
 
     async def _tend(self, journal: Journal) -> None:
         while True:
-            await self._fail_over(await self._losses(journal), journal)
+            losses = await self._losses(journal)
+            async with self._turn:
+                there = {worker: loss for worker, loss in losses.items() if worker in self.members}
+                if there:
+                    await self._fail_over(there, journal)
 
     async def _losses(self, journal: Journal) -> dict[WorkerId, WorkerLost]:
         """Wait until some workers are lost; whoever was only suspected is there again."""

@@ -53,6 +53,8 @@ class WorkerGroup:
         self._specs = {vertex.name: spec_of(vertex, site) for vertex in vertices}
         self._launcher = launcher
         self._at_once = at_once
+        self._site = site
+        self._joining: dict[WorkerId, WorkloadSpec] = {}
         self._up: set[WorkerId] = set()
         ranked = sorted(vertices, key=lambda vertex: vertex.ranks.role)
         self.calls = Calls([vertex.name for vertex in ranked], self._call)
@@ -86,8 +88,25 @@ class WorkerGroup:
         """
         names = tuple(member for member in self.members if member in set(members))
         self._up.difference_update(names)
-        await all_or_first({f"end of {name}": partial(self._launcher.kill, name) for name in names})
+        await self._end(names)
         await self._launch(names)
+
+    async def scale(self, vertices: tuple[Vertex, ...]) -> None:
+        """Launch those of some vertices that are no members yet, then end the members that are none of them.
+
+        Raises:
+            ConductorError: One could not be launched or ended.
+        """
+        wanted = {vertex.name: spec_of(vertex, self._site) for vertex in vertices}
+        await self._end(tuple(self._joining))  # what one that failed has left
+        self._joining = {name: spec for name, spec in wanted.items() if name not in self._specs}
+        await self._launch(tuple(self._joining))
+        self._specs |= self._joining  # not before it is there: whoever looks after the members would bring it back
+        self._joining = {}
+        leaving = tuple(name for name in self._specs if name not in wanted)
+        self._up.difference_update(leaving)
+        await self._end(leaving)
+        self._specs = {name: spec for name, spec in self._specs.items() if name in wanted}
 
     async def ready(self) -> frozenset[WorkerId]:
         """Return the members that run."""
@@ -120,12 +139,17 @@ class WorkerGroup:
         Raises:
             PortFailed: Some could not be ended; it names them.
         """
-        await undo_each(self.members, lambda member: self._launcher.kill(WorkerId(member)))
+        await undo_each((*self.members, *self._joining), lambda member: self._launcher.kill(WorkerId(member)))
+
+    async def _end(self, members: Sequence[WorkerId]) -> None:
+        await all_or_first({f"end of {name}": partial(self._launcher.kill, name) for name in members})
 
     async def _call(self, member: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
         return await self._launcher.call(member, method, args)
 
     async def _launch(self, members: Sequence[WorkerId]) -> None:
+        if not members:
+            return
         acts = {f"launch of {member}": partial(self._launch_one, member) for member in members}
         if self._at_once:
             await all_or_first(acts, beside=partial(self._watch, members))
@@ -138,7 +162,7 @@ class WorkerGroup:
         await all_or_first({"launch of one after the other": in_turn}, beside=partial(self._watch, members))
 
     async def _launch_one(self, member: WorkerId) -> None:
-        await self._launcher.launch(self._specs[member])
+        await self._launcher.launch(self._specs.get(member) or self._joining[member])
         self._up.add(member)
 
     async def _watch(self, members: Sequence[WorkerId]) -> None:

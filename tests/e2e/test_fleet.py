@@ -7,14 +7,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from backends import processes
 from conductor import Conductor, RunResult, load_config
+from conductor.control.client import ask
+from conductor.control.messages import Reply, Request
 from conductor.inspection import incidents, inspect, read_record
 from conductor.result import Accounts
 from protocols.aio import Doorbell
 from protocols.backend import Backend
+from protocols.ledger import Incident, Scaled
 from protocols.messages import WorkerId
 from protocols.sections import Site
 from protocols.tracking import StepRecord
@@ -103,6 +107,60 @@ async def test_ranks_and_engines_in_processes_train_what_one_process_trains(tmp_
         assert second == pytest.approx(first, abs=tolerance), name
 
 
+async def test_a_run_is_scaled_while_it_trains(tmp_path: Path) -> None:
+    """Issue E: ``conductor scale``: engines join and leave a live run, and no other process changes."""
+    folder = tmp_path / "run"
+    cfg = load_config(
+        JOB, overrides=[*SMALL, *FLEET, "steps=1000000", "fleet.roles.rollout.max=3"], run_dir=str(folder)
+    )
+    steps = Steps()
+    replies: list[Reply | None] = []
+
+    async def asked(size: int, role: str = "rollout") -> None:
+        request = Request(command="scale", role=role, size=size)
+        replies.append(await anyio.to_thread.run_sync(lambda: ask(folder, request, patience_s=200.0)))
+
+    async with open_fleet() as (backend, fleet):
+
+        async def conduct() -> None:
+            with anyio.CancelScope() as scope:
+                tasks.start_soon(scale, scope)
+                await Conductor.run(cfg, backend=backend, observer=steps, control=True)
+
+        async def scale(scope: anyio.CancelScope) -> None:
+            await steps.wait_for(2)
+            before = await fleet.pids()
+            await asked(3)
+            await steps.wait_for(2)
+            larger = await fleet.pids()
+            await asked(4)
+            await asked(3, "policy")
+            await asked(1)
+            await steps.wait_for(2)
+            smaller = await fleet.pids()
+            assert {name: larger[name] for name in before} == before
+            assert larger.keys() - before.keys() == {"rollout/2"}
+            assert smaller == {name: pid for name, pid in before.items() if name != ENGINES[1]}
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(conduct)
+        assert await fleet.pids() == {}
+    assert [(reply.done, reply.refused) for reply in replies if reply is not None and not reply.error] == [
+        (str(one), False) for one in incidents(read_record(cfg))
+    ]
+    refused = [reply.error for reply in replies if reply is not None and reply.refused]
+    assert len(refused) == 2
+    assert "rollout may have from 1 to 3" in refused[0]
+    assert "ranks that train together" in refused[1]
+    record = read_record(cfg)
+    assert [(one.before, one.after, one.verdict) for one in record.events if isinstance(one, Scaled)] == [
+        (2, 3, "scaled"),
+        (3, 1, "scaled"),
+    ]
+    assert inspect(record).balanced
+
+
 async def test_a_killed_worker_is_replaced_and_nobody_else_is(tmp_path: Path) -> None:
     """I04, W11: the run goes on with balanced books; killing one changes no other process."""
     cfg = load_config(JOB, overrides=[*SMALL, *FLEET, "steps=1000000"], run_dir=str(tmp_path / "run"))
@@ -135,5 +193,5 @@ async def test_a_killed_worker_is_replaced_and_nobody_else_is(tmp_path: Path) ->
     found = inspect(record)
     assert found.balanced
     assert found.steps >= 2 + 2 * len(victims)
-    told = [(one.workers, one.cause, one.level, one.verdict) for one in incidents(record)]
+    told = [(one.workers, one.cause, one.level, one.verdict) for one in incidents(record) if isinstance(one, Incident)]
     assert told == [((victim,), "worker", "worker", "restored") for victim in victims]

@@ -66,7 +66,7 @@ def place(teams: Sequence[Team], inventory: Inventory) -> tuple[list[Seat], list
     seats: list[Seat] = []
     problems: list[Problem] = []
     for team in sorted(teams, key=_difficulty):
-        placed = _place(team, rooms)
+        placed = place_bundles(team, range(team.bundles), rooms)
         if isinstance(placed, Problem):
             problems.append(placed)
         else:
@@ -80,17 +80,25 @@ def _difficulty(team: Team) -> tuple[bool, float, float, float]:
     return (not team.names_devices, -need.accelerators, -need.cpus, -need.memory_gib)
 
 
-def _place(team: Team, rooms: Sequence[Room]) -> list[Seat] | Problem:
-    """Place all bundles of a team, ``per_node`` at a time where the job says so, or none."""
+def place_bundles(team: Team, numbers: Sequence[int], rooms: Sequence[Room]) -> list[Seat] | Problem:
+    """Place some bundles of a team, ``per_node`` at a time where the job says so, or none.
+
+    Args:
+        team: Whose.
+        numbers: Of the bundles, a multiple of ``per_node``.
+        rooms: What is left of the nodes, which may hold others of the team.
+    """
     together = team.per_node or 1
     placed: list[tuple[Room, list[Seat]]] = []
-    domains: Counter[str] = Counter()
-    for first in range(0, team.bundles, together):
-        found = _place_unit(team, range(first, first + together), _by_strategy(team, rooms, domains))
+    domains = Counter({domain_of(room): 0 for room in rooms})
+    for room in rooms:
+        domains[domain_of(room)] += room.bundles[team.name]
+    for first in range(0, len(numbers), together):
+        found = _place_unit(team, numbers[first : first + together], _by_strategy(team, rooms, domains))
         if not found:
             for room, seats in placed:
                 room.give_back(team, seats)
-            why = f"{len(placed)} of {team.bundles} find a place: {_why_not(team, rooms)}"
+            why = f"{len(placed)} of {len(numbers)} find a place: {_why_not(team, rooms)}"
             return Problem(field=_place_of(team), value=None, why=why, mend="ask for less, or for fewer instances")
         placed += found
         domains[domain_of(found[0][0])] += together
@@ -115,7 +123,7 @@ def domain_of(room: Room) -> str:
     return room.node.domain or room.node.name
 
 
-def _place_unit(team: Team, bundles: range, rooms: Iterable[Room]) -> list[tuple[Room, list[Seat]]]:
+def _place_unit(team: Team, bundles: Sequence[int], rooms: Iterable[Room]) -> list[tuple[Room, list[Seat]]]:
     """Place some bundles on one node; returns none where no node has room for them all."""
     for room in rooms:
         placed: list[list[Seat]] = []

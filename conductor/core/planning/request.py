@@ -84,6 +84,7 @@ def _role_problems(name: str, config: RoleConfig, roles: Mapping[str, Runs]) -> 
         yield Problem(field=at, value=None, why=why, mend='give kind = "module:name", or command')
     if name in roles:
         fleet = FleetConfig(roles={name: config})
+        yield from _range(at, name, config, wish_of(name, roles[name], fleet).instances)
         yield from _counts(at, wish_of(name, roles[name], fleet))
         yield from _environments(at, config, wish_of(name, roles[name], fleet).instances)
 
@@ -98,6 +99,20 @@ def _known_role(at: str, name: str, config: RoleConfig, *, own: bool, launched: 
     if config.instances is not None and name == ROLLOUT:
         why, value = "'engines' says how many there are", str(config.instances)
         yield Problem(field=f"{at}.instances", value=value, why=why, mend=f"set engines = {value}")
+
+
+def _range(at: str, name: str, config: RoleConfig, instances: int) -> Iterator[Problem]:
+    """Find what is wrong with the range within which a role may be scaled."""
+    if name != ROLLOUT and (config.min or config.max):
+        why = f"only {ROLLOUT} can be scaled while the run goes on"
+        yield Problem(field=f"{at}.{'min' if config.min else 'max'}", value=None, why=why, mend="leave it out")
+        return
+    if config.min is not None and config.min > instances:
+        why, mend = f"the run begins with {instances}, which is fewer", f"give {instances} at most"
+        yield Problem(field=f"{at}.min", value=str(config.min), why=why, mend=mend)
+    if config.max is not None and config.max < instances:
+        why, mend = f"the run begins with {instances}, which is more", f"give {instances} at least"
+        yield Problem(field=f"{at}.max", value=str(config.max), why=why, mend=mend)
 
 
 def _counts(at: str, wish: Wish) -> Iterator[Problem]:

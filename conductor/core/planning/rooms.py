@@ -1,7 +1,7 @@
 """What is left of each node while workers are placed on it."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -85,15 +85,19 @@ class Room:
         seats = self._seats(team, bundle)
         if isinstance(seats, str):
             return seats
+        self.hold(team.name, need, seats)
+        return seats
+
+    def hold(self, name: str, need: Resources, seats: Sequence[Seat] = ()) -> None:
+        """Take note that a bundle of the team ``name`` is here, whether or not there is room for it."""
         self._cpus -= need.cpus
         self._memory_gib -= need.memory_gib
-        self.bundles[team.name] += 1
+        self.bundles[name] += 1
         for seat in seats:
             for device in seat.devices:
                 self._holders.setdefault(device, []).append(seat)
         while self._lowest in self._holders:
             self._lowest += 1
-        return seats
 
     def give_back(self, team: Team, seats: list[Seat]) -> None:
         """Take a bundle away that was placed here."""

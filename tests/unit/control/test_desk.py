@@ -14,7 +14,7 @@ from backends.sim.trainer import ScriptedTrainer
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, RunConfig
 from conductor.control.client import ask
-from conductor.control.messages import Command, Reply
+from conductor.control.messages import Command, Reply, Request
 from conductor.result import RunResult
 from protocols.aio import open_tasks
 from protocols.errors import PortFailed, Stopped
@@ -33,7 +33,7 @@ def config(folder: Path, **fields: object) -> RunConfig:
 async def asked(folder: Path, command: Command) -> Reply:
     """Ask until somebody answers."""
     while True:
-        reply = await anyio.to_thread.run_sync(lambda: ask(folder, command, patience_s=20.0))
+        reply = await anyio.to_thread.run_sync(lambda: ask(folder, Request(command=command), patience_s=20.0))
         if reply is not None:
             return reply
         await anyio.sleep(0.002)

@@ -93,7 +93,7 @@ async def test_it_is_for_its_user_alone_and_gone_afterwards(tmp_path: Path) -> N
         assert stat.S_IMODE(mode) == 0o600
         assert await served.ask(STATUS) == {"done": "status"}
     assert not left_in(tmp_path)
-    assert client.ask(tmp_path, "status", patience_s=1.0) is None
+    assert client.ask(tmp_path, Request(command="status"), patience_s=1.0) is None
 
 
 async def test_one_connection_may_ask_more_than_once(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_a_path_that_is_too_long_is_named_by_the_folder(tmp_path: Path) ->
         assert len(os.fsencode(folder / SOCKET)) > LONGEST
         assert served.path.parent != folder
         assert stat.S_IMODE(served.path.parent.stat().st_mode) == 0o700
-        reply = await anyio.to_thread.run_sync(lambda: client.ask(folder, "why", patience_s=5.0))
+        reply = await anyio.to_thread.run_sync(lambda: client.ask(folder, Request(command="why"), patience_s=5.0))
         assert reply == Reply(done="why")
         short = served.path.parent
     assert not left_in(folder)
@@ -122,11 +122,13 @@ async def test_what_a_dead_run_left_is_replaced(tmp_path: Path) -> None:
     """I74: after a crash the address was in use. Here it is a path, and nothing listens on a port of the network."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / SOCKET))
-    assert client.ask(tmp_path, "status", patience_s=1.0) is None
+    assert client.ask(tmp_path, Request(command="status"), patience_s=1.0) is None
     async with open_control(str(tmp_path), at_once, Served(tmp_path).log):
         reply = None
         while reply is None:
-            reply = await anyio.to_thread.run_sync(lambda: client.ask(tmp_path, "status", patience_s=5.0))
+            reply = await anyio.to_thread.run_sync(
+                lambda: client.ask(tmp_path, Request(command="status"), patience_s=5.0)
+            )
         assert reply == Reply(done="status")
     assert not left_in(tmp_path)
 
@@ -273,7 +275,7 @@ async def test_a_client_is_told_of_a_run_that_ends_before_it_answers(tmp_path: P
 
     async def ask() -> None:
         with pytest.raises(PortFailed, match="the run ended before it answered"):
-            await anyio.to_thread.run_sync(lambda: client.ask(tmp_path, "status", patience_s=10.0))
+            await anyio.to_thread.run_sync(lambda: client.ask(tmp_path, Request(command="status"), patience_s=10.0))
 
     async with anyio.create_task_group() as group, serving(tmp_path, never):
         group.start_soon(ask)
@@ -287,4 +289,4 @@ async def test_a_client_does_not_wait_for_ever(tmp_path: Path) -> None:
 
     async with serving(tmp_path, never):
         with pytest.raises(PortFailed, match=r"did not answer within 0.1 s"):
-            await anyio.to_thread.run_sync(lambda: client.ask(tmp_path, "status", patience_s=0.1))
+            await anyio.to_thread.run_sync(lambda: client.ask(tmp_path, Request(command="status"), patience_s=0.1))

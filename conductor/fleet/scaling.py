@@ -1,0 +1,209 @@
+"""More engines, or fewer, while a run goes on: new ones join when they are there, old ones end when drained."""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+
+from conductor.config import RunConfig
+from conductor.core.planning.scaling import find_unscalable, grown, shrunk
+from conductor.fleet.failover import Failover, Journal
+from conductor.fleet.reservation import Reservations
+from protocols.aio import deadline
+from protocols.backend import PlacementPort
+from protocols.errors import ConductorError, ConfigError, PortFailed, Problem, Transient, UserError
+from protocols.fleet import Plan
+from protocols.inference import EnginePort
+from protocols.ledger import Scaled
+from protocols.messages import WorkerId
+
+
+class Pool(Protocol):
+    """What a pool of engines lets be done to its members; see ``backends.engines.pool``."""
+
+    def add(self, engines: Mapping[WorkerId, EnginePort]) -> None:
+        """Take engines in beside the others."""
+        ...
+
+    async def drain(self, workers: Collection[WorkerId], *, within_s: float) -> None:
+        """Send nothing more to some, and wait until they work on nothing."""
+        ...
+
+    def forget(self, workers: Collection[WorkerId]) -> None:
+        """Let go of some."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """What a change of size takes hold of.
+
+    Attributes:
+        failover: Of the role that is scaled.
+        pool: Serves its workers, but for ``reserved``, which are never ended.
+        client: Returns the port of a worker.
+        reservations: What the fleet holds of ``placement``.
+    """
+
+    failover: Failover
+    pool: Pool
+    reserved: frozenset[WorkerId]
+    client: Callable[[WorkerId], EnginePort]
+    reservations: Reservations
+    placement: PlacementPort
+
+
+@dataclass(kw_only=True)
+class _Order:
+    size: int
+    done: anyio.Event = field(default_factory=anyio.Event)
+    outcome: Scaled | None = None
+    refusal: ConductorError | None = None
+
+
+class Scaler:
+    """Brings the engines to the number that somebody asks for; ``run`` is the one task that does.
+
+    Args:
+        fleet: The plan by which the workers were launched.
+        job: The job.
+        given: Sections whose workloads are handed over in code.
+        hold: What it takes hold of.
+        problems_at: Finds what else stands against a size.
+
+    Attributes:
+        fleet: The plan as it is now.
+    """
+
+    def __init__(
+        self,
+        fleet: Plan,
+        job: RunConfig,
+        given: Collection[str],
+        *,
+        hold: Hold,
+        problems_at: Callable[[int], Iterable[Problem]],
+    ) -> None:
+        self.fleet = fleet
+        self._job = job
+        self._given = given
+        self._hold = hold
+        self._problems_at = problems_at
+        self._order: _Order | None = None
+        self._asked = anyio.Event()
+
+    async def scale(self, role: str, size: int) -> Scaled:
+        """Ask for so many workers of a role, and wait for what comes of it, as long as ``run`` goes on.
+
+        Cancelling: it is carried out all the same.
+
+        Raises:
+            UserError: It is refused, and nothing has changed.
+        """
+        if problem := find_unscalable(self._job, role, size):
+            raise ConfigError([problem])
+        if self._order is not None:
+            raise UserError(f"{role} is being brought to {self._order.size} already; ask again when that is done")
+        order = self._order = _Order(size=size)
+        self._asked.set()
+        await order.done.wait()
+        if order.outcome is None:
+            raise order.refusal or PortFailed("the run ended before that was done")
+        return order.outcome
+
+    async def run(self, journal: Journal) -> None:
+        """Carry out what is asked for until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked = anyio.Event()
+            order, began = self._order, anyio.current_time()
+            if order is None:
+                continue
+            try:
+                order.outcome = await self._carry_out(order, journal, began)
+            except UserError as exc:
+                order.refusal = exc
+            finally:
+                self._order = None
+                order.done.set()
+
+    async def _carry_out(self, order: _Order, journal: Journal, began: float) -> Scaled:
+        before, version = self._hold.failover.members, journal.trained()
+        more = order.size - len(before)
+        if not more:
+            raise UserError(f"{self._role} has {order.size} already")
+        if problems := list(self._problems_at(order.size)):
+            raise ConfigError(problems)
+        plan = await self._larger(more) if more > 0 else self._smaller(-more)
+        names = {vertex.name for vertex in plan.workers(self._role)}
+        workers = tuple(sorted(names.symmetric_difference(before)))
+        journal.log.info("scaling.began", role=self._role, before=len(before), wanted=order.size, workers=workers)
+        detail = await self._try(self._grow if more > 0 else self._shrink, plan, workers)
+        outcome = Scaled(
+            role=self._role,
+            before=len(before),
+            after=len(self._hold.failover.members),
+            workers=workers,
+            verdict="undone" if detail else "scaled",
+            detail=detail,
+            version=version,
+            seconds=anyio.current_time() - began,
+        )
+        journal.log.info("scaling.ended", role=self._role, after=outcome.after, verdict=outcome.verdict, detail=detail)
+        await journal.record(outcome)
+        return outcome
+
+    async def _larger(self, more: int) -> Plan:
+        inventory = await self._hold.placement.inventory()
+        plan = grown(self.fleet, self._job, inventory, role=self._role, more=more, given=self._given)
+        if isinstance(plan, Plan):
+            return plan
+        raise ConfigError(plan)
+
+    def _smaller(self, fewer: int) -> Plan:
+        may = [member for member in self._hold.failover.members if member not in self._hold.reserved]
+        return shrunk(self.fleet, self._role, may[-fewer:])
+
+    async def _try(
+        self, change: Callable[[Plan, tuple[WorkerId, ...]], Awaitable[None]], plan: Plan, workers: tuple[WorkerId, ...]
+    ) -> str:
+        """Make a change; returns why it was undone, or nothing."""
+        try:
+            await change(plan, workers)
+        except (Transient, PortFailed, UserError) as exc:
+            return str(exc)
+        self.fleet = plan
+        return ""
+
+    async def _grow(self, plan: Plan, workers: tuple[WorkerId, ...]) -> None:
+        """Hold resources, launch, and only then let the pool know: each new one is stale until it has loaded."""
+        hold, role = self._hold, self._role
+        bundles = [bundle for bundle in plan.bundles if set(workers).issuperset(bundle.members)]
+        try:
+            await hold.reservations.hold(bundles)
+            with deadline(f"the launch of {', '.join(workers)}", self._job.deadlines.start * len(workers)):
+                await hold.failover.grow(plan.workers(role))
+        except (Transient, PortFailed, UserError):
+            await hold.failover.grow(self.fleet.workers(role))  # ends what was launched
+            await hold.reservations.release([bundle.name for bundle in bundles])
+            raise
+        hold.pool.add({worker: hold.client(worker) for worker in workers})
+
+    async def _shrink(self, plan: Plan, workers: tuple[WorkerId, ...]) -> None:
+        """Let what runs there finish, then end the workers; the pool asks them about aborts until they have ended."""
+        hold = self._hold
+        await hold.pool.drain(workers, within_s=self._job.deadlines.publish / 2)
+        try:
+            await hold.failover.shrink(plan.workers(self._role))
+        except (Transient, PortFailed):
+            hold.pool.forget(workers)
+            hold.pool.add({worker: hold.client(worker) for worker in workers})
+            raise
+        hold.pool.forget(workers)
+        bundles = [bundle.name for bundle in self.fleet.bundles if set(workers).issuperset(bundle.members)]
+        await hold.reservations.release(bundles)
+
+    @property
+    def _role(self) -> str:
+        return self._hold.failover.role.name
