@@ -1,16 +1,19 @@
 """Opening a workload, wherever it is hosted."""
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from backends._answering import Answering
 from protocols.adapters import Host, UnknownAdapter, resolve
 from protocols.backend import WorkloadSpec
 from protocols.errors import ConductorError, PortFailed, UserError
 from protocols.grading import GraderPort
 from protocols.inference import EnginePort
+from protocols.roles import RolePort, Roles, RolesPort
 from protocols.rollouts import RolloutExecutorPort
 from protocols.training import RankPort
 
@@ -19,17 +22,18 @@ PORTS: dict[str, type] = {
     "train": RankPort,
     "reward": GraderPort,
     "episode": RolloutExecutorPort,
-    "role": object,  # a user's own is kept open, and nothing of it is called
+    "role": RolePort,
 }
 """Section of the job -> the port of the workloads that it names."""
 
 
-def opened(spec: WorkloadSpec, host: Host) -> AbstractAsyncContextManager[Any]:
+def opened(spec: WorkloadSpec, host: Host, roles: RolesPort | None = None) -> AbstractAsyncContextManager[Any]:
     """Return the context of a workload's adapter, not entered yet.
 
     Args:
         spec: The workload; its place in the plan is added to what ``host`` says.
         host: What it finds there.
+        roles: How it reaches the other workers.
 
     Raises:
         UserError: There is no such adapter, or its options are wrong.
@@ -41,7 +45,15 @@ def opened(spec: WorkloadSpec, host: Host) -> AbstractAsyncContextManager[Any]:
         raise UserError(str(exc.problem)) from exc
     except msgspec.ValidationError as exc:
         raise UserError(f"the options of [{spec.section}] do not fit {spec.adapter.kind!r}: {exc}") from exc
-    return adapter.open(cfg, replace(host, devices=spec.devices, ranks=spec.ranks))
+    others = None if roles is None else Roles(roles, spec.worker_id)
+    context = adapter.open(cfg, replace(host, devices=spec.devices, ranks=spec.ranks, roles=others))
+    return _answering(spec, context) if spec.section == "role" else context
+
+
+@asynccontextmanager
+async def _answering(spec: WorkloadSpec, context: AbstractAsyncContextManager[Any]) -> AsyncGenerator[RolePort]:
+    async with context as workload:
+        yield Answering(spec.worker_id, workload)
 
 
 def not_opened(spec: WorkloadSpec, failure: Exception | None) -> ConductorError:

@@ -18,6 +18,7 @@ from conductor.fleet.failover import Failover, Probe
 from conductor.fleet.group import open_group
 from conductor.fleet.planned import planned, write_plan
 from conductor.fleet.reservation import Reservations, open_reservations
+from conductor.fleet.roles import RoleDesk, built_in, own
 from conductor.fleet.scaling import Hold, Pool, Scaler
 from conductor.fleet.spread import Executors, Graders
 from conductor.ports import EvaluationPorts, Ports, Workloads
@@ -39,6 +40,9 @@ from protocols.training import RankPort, TrainerPort
 from protocols.wire import client
 
 P = TypeVar("P")
+
+_CALLABLE: Mapping[str, type] = {EPISODE: RolloutExecutorPort, REWARD: GraderPort, EVALUATION: GraderPort}
+"""Roles of the project's that other workers may call."""
 
 _RANKS = "backends.trainers.data_parallel:DataParallel"
 _OPEN_POOL = "backends.engines.pool:open_pool"
@@ -97,6 +101,7 @@ async def open_ports(
         ledger = opener.bound(LedgerPort, workloads.ledger or await opener.beside("ledger", cfg.ledger_section))
         trackers = await _trackers(cfg, workloads, opener)
         await write_plan(fleet, cfg)
+        stack.enter_context(opener.roles.open())
         await opener.prepare()
         trainer = workloads.trainer or await opener.trainer()
         engines, reserved = (workloads.inference, None) if workloads.inference else await opener.engines()
@@ -187,6 +192,7 @@ class _Opener:
     Attributes:
         failovers: Of every role that was launched.
         scaler: Changes the number of engines; None: none were launched.
+        roles: How workers reach one another.
     """
 
     _reservations: Reservations
@@ -215,6 +221,7 @@ class _Opener:
         self._given = given
         self.failovers: list[Failover] = []
         self.scaler: Scaler | None = None
+        self.roles = RoleDesk(cfg.fleet.queues, patience_s=cfg.deadlines.start)
 
     def bound(self, port: type[P], implementation: P) -> P:
         """Bound every call of a port."""
@@ -223,6 +230,7 @@ class _Opener:
     async def prepare(self) -> None:
         """Hold all that the plan needs, and launch the user's own roles: the others may need them."""
         bundles, placement = self._fleet.bundles, self._bounded.placement
+        await self._bounded.launcher.serve_roles(self.roles)
         held = open_reservations(bundles, placement, stop_s=self.cfg.deadlines.abort)
         self._reservations = await self._stack.enter_async_context(held)
         for role in self._fleet.roles:
@@ -234,6 +242,8 @@ class _Opener:
         vertices, deadlines = self._fleet.workers(role), self.cfg.deadlines
         if not vertices:
             raise InvariantError(f"the plan has no worker of the role {role}, and validation let it pass")
+        attendance = Attendance()
+        self._let_call(role, attendance)
         group = await self._stack.enter_async_context(
             open_group(
                 vertices,
@@ -245,9 +255,30 @@ class _Opener:
             )
         )
         planned_role, answer_s = self._fleet.role(role), self._answer_s
-        failover = Failover(planned_role, group, holds_state=role == POLICY, probe=probe, answer_s=answer_s)
+        failover = Failover(
+            planned_role, group, attendance=attendance, holds_state=role == POLICY, probe=probe, answer_s=answer_s
+        )
         self.failovers.append(failover)
         return failover
+
+    def _let_call(self, role: str, attendance: Attendance) -> None:
+        """Let the workers of a role be called by others; not those that the controller has to itself."""
+        ranked = sorted(self._fleet.workers(role), key=lambda vertex: vertex.ranks.role)
+        members = tuple(vertex.name for vertex in ranked)
+
+        async def send(member: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
+            try:
+                return await self._backend.launcher.call(member, method, args)
+            except WorkerLost:
+                tending = [one for one in self.failovers if one.attendance is attendance]
+                for leave in (one.suspect for one in tending) if tending else (attendance.leave,):
+                    leave(member)
+                raise
+
+        if role in _CALLABLE:
+            self.roles.add(role, members, built_in(_CALLABLE[role], send), attendance)
+        elif role not in ROLES:
+            self.roles.add(role, members, own(send), attendance)
 
     async def trainer(self) -> TrainerPort:
         """Launch what trains the policy: one worker, or ranks that are one trainer together."""

@@ -175,6 +175,18 @@ class CollocateConfig(Message, frozen=True, kw_only=True):
     share: Literal["node", "device"] = "node"
 
 
+class QueueConfig(Message, frozen=True, kw_only=True):
+    """A queue between roles.
+
+    Attributes:
+        consumer: The role whose workers take from it.
+        size: Items that it holds; whoever puts one more waits.
+    """
+
+    consumer: str
+    size: PositiveInt = 16
+
+
 class FleetConfig(Message, frozen=True, kw_only=True):
     """Where the workers of a job run, and with what.
 
@@ -182,11 +194,13 @@ class FleetConfig(Message, frozen=True, kw_only=True):
         environment: Variables of every worker.
         roles: By name; a role that is not named has one instance, which shares what is there.
         collocate: What lies together.
+        queues: Between roles, by name.
     """
 
     environment: dict[str, str] = {}
     roles: dict[str, RoleConfig] = {}
     collocate: tuple[CollocateConfig, ...] = ()
+    queues: dict[str, QueueConfig] = {}
 
 
 def default_ledger(run_dir: str | None) -> Section:

@@ -39,6 +39,7 @@ from typing import Any, Protocol
 from protocols.backend import PayloadPort, Ranks
 from protocols.errors import Problem
 from protocols.inference import InferenceControllerPort
+from protocols.roles import Roles
 from protocols.sections import Site
 
 ROOMS = {
@@ -72,6 +73,7 @@ class Host:
         inference: The inference controller; None where the workload was launched before it.
         devices: Numbers of the accelerators that it may use, the first one its own; none: it computes on the CPU.
         ranks: Where it stands among the other workers; None: it was opened by itself.
+        roles: The other workers; None: it was opened by itself.
     """
 
     site: Site
@@ -79,6 +81,7 @@ class Host:
     inference: InferenceControllerPort | None = None
     devices: tuple[int, ...] = ()
     ranks: Ranks | None = None
+    roles: Roles | None = None
 
 
 class Adapter(Protocol):

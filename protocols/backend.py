@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from protocols.inference import InferenceControllerPort
 from protocols.messages import Message, PayloadRef, WorkerId
+from protocols.roles import RolesPort
 from protocols.sections import Section, Site
 
 
@@ -170,6 +171,10 @@ class LauncherPort(Protocol):
 
     async def serve(self, endpoint: str, port: InferenceControllerPort) -> None:
         """Let workloads that are launched from now on reach the inference controller."""
+        ...
+
+    async def serve_roles(self, port: RolesPort) -> None:
+        """Let workloads that are launched from now on reach one another, as ``Host.roles``."""
         ...
 
     async def poll(self) -> dict[WorkerId, WorkerState]:

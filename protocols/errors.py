@@ -21,6 +21,7 @@
      |   +- Infeasible            asked for more than there is
      |   +- Stalled               nothing can make progress
      |   +- BudgetExhausted       failed more often than allowed
+     |   +- QueueClosed           nothing more is taken from there
      +- InvariantError        we are wrong; exit 4
      |   +- ForeignCancellation   a task was cancelled that no scope had cancelled
      +- CorruptLedger         the record is wrong; exit 4
@@ -212,6 +213,14 @@ class BudgetExhausted(PortFailed):
         self.allowed = allowed
         self.field = field
         self.last = last
+
+
+class QueueClosed(PortFailed):
+    """Somebody closed a queue between roles; nothing more comes into it."""
+
+    def __init__(self, *, queue: str) -> None:
+        super().__init__(f"the queue {queue} is closed")
+        self.queue = queue
 
 
 class InvariantError(ConductorError):

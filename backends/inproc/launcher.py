@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from backends._hosting import PORTS, not_opened, opened
+from backends._reachable import Reachable
 from backends.inproc.worker import CLOSE_DEADLINE_S, Worker
 from protocols.adapters import Host
 from protocols.aio import open_tasks
@@ -19,12 +20,13 @@ from protocols.backend import LauncherPort, PayloadPort, WorkerState, WorkloadSp
 from protocols.errors import InvariantError, PortFailed, WorkerLost
 from protocols.inference import InferenceControllerPort
 from protocols.messages import WorkerId
+from protocols.roles import RolesPort
 from protocols.wire import over_codec
 
 log = structlog.get_logger()
 
 
-class InprocLauncher:
+class InprocLauncher(Reachable):
     """Opens each workload in a task of its own and calls it directly.
 
     An exception that is no ``ConductorError`` is a bug of the workload; in one process it reaches the
@@ -37,10 +39,10 @@ class InprocLauncher:
     """
 
     def __init__(self, tasks: TaskGroup, payloads: PayloadPort, *, encode_messages: bool = False) -> None:
+        super().__init__()
         self._tasks = tasks
         self._payloads = payloads
         self._encode_messages = encode_messages
-        self._inference: InferenceControllerPort | None = None
         self._workers: dict[WorkerId, Worker] = {}
 
     async def launch(self, spec: WorkloadSpec) -> None:
@@ -52,8 +54,10 @@ class InprocLauncher:
             raise InvariantError(f"worker {spec.worker_id} was launched before and not killed")
         if spec.environment:  # a process has one, and others read it as well
             log.warning("worker.environment_ignored", worker_id=spec.worker_id, names=sorted(spec.environment))
-        host = Host(site=spec.site, payloads=self._payloads, inference=self._inference)
-        worker = Worker(spec.worker_id, opened(spec, host), self._wrapping(PORTS[spec.section]))
+        inference = self.inference and self._wrapping(InferenceControllerPort)(self.inference)
+        roles = self.roles and self._wrapping(RolesPort)(self.roles)
+        host = Host(site=spec.site, payloads=self._payloads, inference=inference)
+        worker = Worker(spec.worker_id, opened(spec, host, roles), self._wrapping(PORTS[spec.section]))
         self._workers[spec.worker_id] = worker
         self._tasks.start_soon(worker.run, name=f"worker {spec.worker_id}")
         try:
@@ -77,12 +81,6 @@ class InprocLauncher:
             raise WorkerLost(worker=worker_id, cause="no such worker")
         with worker.calling() as port:
             return await getattr(port, method)(*args)
-
-    async def serve(self, endpoint: str, port: InferenceControllerPort) -> None:
-        """Hand ``port`` to workloads launched from now on; ``endpoint`` needs no address in one process."""
-        del endpoint
-        await checkpoint()
-        self._inference = self._wrapping(InferenceControllerPort)(port)
 
     async def poll(self) -> dict[WorkerId, WorkerState]:
         """Return every worker that was launched and not killed."""

@@ -31,12 +31,14 @@ class LaunchOrder(Message, frozen=True, kw_only=True):
         payloads: Folder of the payload store.
         reserve_bytes: What must stay free where that lies.
         inference: Whether the controller answers for the engines.
+        roles: Whether it answers for the other workers.
     """
 
     spec: WorkloadSpec
     payloads: str
     reserve_bytes: int
     inference: bool
+    roles: bool = False
 
 
 class HostPort(Protocol):

@@ -10,6 +10,7 @@ import anyio
 from anyio.abc import TaskGroup, UNIXSocketStream
 from anyio.lowlevel import checkpoint
 
+from backends._reachable import Reachable
 from backends.processes.calls import Desk, LaunchOrder
 from backends.processes.child import start_child
 from backends.processes.output import LogFile, Output, to_stderr
@@ -20,6 +21,7 @@ from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
 from protocols.errors import InvariantError, PortFailed, Transient, WorkerLost
 from protocols.inference import InferenceControllerPort
 from protocols.messages import WorkerId
+from protocols.roles import RolesPort
 
 _MARGIN_S = 15.0  # beyond the patience: what the kernel may take to end a killed process
 
@@ -41,7 +43,7 @@ class Manner:
     reserve_bytes: int
 
 
-class ProcessLauncher:
+class ProcessLauncher(Reachable):
     """Starts a process for each workload.
 
     Args:
@@ -51,11 +53,11 @@ class ProcessLauncher:
     """
 
     def __init__(self, tasks: TaskGroup, state: State, manner: Manner) -> None:
+        super().__init__()
         self._tasks = tasks
         self._state = state
         self._manner = manner
         self._numbers = count()
-        self._inference: InferenceControllerPort | None = None
         self._workers: dict[WorkerId, WorkerProcess] = {}
 
     async def launch(self, spec: WorkloadSpec) -> None:
@@ -76,7 +78,8 @@ class ProcessLauncher:
             spec=spec,
             payloads=str(self._state.payloads),
             reserve_bytes=self._manner.reserve_bytes,
-            inference=self._inference is not None,
+            inference=self.inference is not None,
+            roles=self.roles is not None,
         )
         try:
             await worker.open(order)
@@ -98,8 +101,10 @@ class ProcessLauncher:
             child.reap()
             raise
         desk = Desk()
-        if self._inference is not None:
-            desk.serve("inference", InferenceControllerPort, self._inference)
+        if self.inference is not None:
+            desk.serve("inference", InferenceControllerPort, self.inference)
+        if self.roles is not None:
+            desk.serve("roles", RolesPort, self.roles)
         run_dir = spec.site.run_dir
         write = to_stderr if run_dir is None else LogFile(run_dir, spec.worker_id).write
         output = Output(child.output, spec.worker_id, write)
@@ -118,12 +123,6 @@ class ProcessLauncher:
             await checkpoint()
             raise WorkerLost(worker=worker_id, cause="no such worker")
         return await worker.call(method, args)
-
-    async def serve(self, endpoint: str, port: InferenceControllerPort) -> None:
-        """Let workers launched from now on call ``port`` over their channels, whatever the name of ``endpoint``."""
-        del endpoint
-        await checkpoint()
-        self._inference = port
 
     async def poll(self) -> dict[WorkerId, WorkerState]:
         """Return every worker that was launched and not killed."""

@@ -26,6 +26,7 @@ from protocols.adapters import Host
 from protocols.aio import open_tasks, owned
 from protocols.errors import InvariantError
 from protocols.inference import InferenceControllerPort
+from protocols.roles import RolesPort
 
 _PR_SET_PDEATHSIG = 1
 
@@ -108,12 +109,13 @@ class _Worker:
 
     async def _host(self, order: LaunchOrder, channel: Channel) -> None:
         inference = of_controller(channel, "inference", InferenceControllerPort) if order.inference else None
+        roles = of_controller(channel, "roles", RolesPort) if order.roles else None
         payloads = SharedPayloads(Path(order.payloads), order.reserve_bytes)
         host = Host(site=order.spec.site, payloads=payloads, inference=inference)
         try:
             if order.spec.cpus:  # before anything that computes is imported, and counts them
                 os.sched_setaffinity(0, order.spec.cpus)
-            async with opened(order.spec, host) as workload:
+            async with opened(order.spec, host, roles) as workload:
                 await self._stay_open(order, channel, workload)
         except Exception as exc:
             if self._settled.is_set():

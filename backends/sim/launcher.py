@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import anyio
 from anyio.lowlevel import checkpoint
 
+from backends._reachable import Reachable
 from backends.sim.engine import SimEngine
 from backends.sim.faults import Faults, current_stage
 from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
@@ -79,7 +80,7 @@ class _Worker:
         return WorkerLost(worker=self.spec.worker_id, cause="it crashed" if self.back_s else "it was ended")
 
 
-class SimLauncher:
+class SimLauncher(Reachable):
     """Runs workloads that ``make`` makes for a role, whatever adapter the job names, over a line that may fail.
 
     Args:
@@ -90,11 +91,11 @@ class SimLauncher:
     """
 
     def __init__(self, make: Hands, faults: Faults, unstopped: list[str]) -> None:
+        super().__init__()
         self._make = make
         self._faults = faults
         self._unstopped = unstopped
         self._ended: dict[WorkerId, list[str]] = {}
-        self._inference: InferenceControllerPort | None = None
         self._workers: dict[WorkerId, _Worker] = {}
         self._down_s: dict[WorkerId, float] = {}
         faults.crash = self.crash
@@ -110,7 +111,7 @@ class SimLauncher:
             raise UserError(f"a simulation has no workload for [{spec.section}]")
         for request in self._ended.pop(spec.worker_id, ()):
             self._unstopped.remove(request)
-        inference = self._inference
+        inference = self.inference
         self._workers[spec.worker_id] = _Worker(spec, lambda: self._make(spec, inference))
 
     async def call(self, worker_id: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
@@ -124,12 +125,6 @@ class SimLauncher:
         name = f"{PORT_NAMES[worker.spec.section]}.{method}"
         with worker.calling(current_stage(method)) as workload:
             return await self._faults.through(name, worker_id, args, lambda: getattr(workload, method)(*args))
-
-    async def serve(self, endpoint: str, port: InferenceControllerPort) -> None:
-        """Hand ``port`` to workloads launched from now on."""
-        del endpoint
-        await checkpoint()
-        self._inference = port
 
     async def poll(self) -> dict[WorkerId, WorkerState]:
         """Return every worker that was launched and not killed."""

@@ -1,6 +1,6 @@
 """Which workers of a role can be called."""
 
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 
 from protocols.aio import Doorbell
@@ -8,9 +8,14 @@ from protocols.messages import WorkerId
 
 
 class Attendance:
-    """Who is away: found lost, and not yet known to be there again."""
+    """Who is away: found lost, and not yet known to be there again.
+
+    Attributes:
+        told: Each is told of a worker that has just been found lost.
+    """
 
     def __init__(self) -> None:
+        self.told: list[Callable[[WorkerId], None]] = []
         self._away: set[WorkerId] = set()
         self._changed = Doorbell()
         self._tended = False
@@ -32,7 +37,11 @@ class Attendance:
 
     def leave(self, worker: WorkerId) -> None:
         """Take note that a worker is away."""
+        if worker in self._away:
+            return
         self._away.add(worker)
+        for tell in self.told:
+            tell(worker)
 
     def come_back(self, worker: WorkerId) -> None:
         """Take note that a worker is there again."""

@@ -68,6 +68,7 @@ class Failover:
     Args:
         role: As it was planned.
         group: Its workers.
+        attendance: Who of them is there, where others know it already.
         holds_state: Whether what was trained is in them alone.
         replaced: Told of each worker that is another process now, before anybody calls that.
         probe: Finds out whether a worker hangs; None: its launcher does.
@@ -79,13 +80,14 @@ class Failover:
         role: PlannedRole,
         group: WorkerGroup,
         *,
+        attendance: Attendance | None = None,
         holds_state: bool = False,
         replaced: Callable[[WorkerId], None] | None = None,
         probe: Probe | None = None,
         answer_s: float = 5.0,
     ) -> None:
         self.role = role
-        self.attendance = Attendance()
+        self.attendance = attendance or Attendance()
         self.replaced = replaced
         self._group = group
         self._holds_state = holds_state

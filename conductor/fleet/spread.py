@@ -17,7 +17,7 @@ from protocols.rollouts import GroupReceipt, RolloutExecutorPort, RolloutLease
 P = TypeVar("P")
 
 
-class _LeastBusy(Generic[P]):
+class LeastBusy(Generic[P]):
     """Some workers, and how many calls are open at each."""
 
     def __init__(self, workers: Mapping[WorkerId, P], attendance: Attendance) -> None:
@@ -42,7 +42,7 @@ class Graders:
     """Graders as one (``GraderPort``)."""
 
     def __init__(self, workers: Mapping[WorkerId, GraderPort], attendance: Attendance) -> None:
-        self._graders = _LeastBusy(workers, attendance)
+        self._graders = LeastBusy(workers, attendance)
 
     async def grade(self, request: GradeRequest) -> GradeReport:
         """Let one of them grade."""
@@ -54,7 +54,7 @@ class Executors:
     """Executors as one (``RolloutExecutorPort``)."""
 
     def __init__(self, workers: Mapping[WorkerId, RolloutExecutorPort], attendance: Attendance) -> None:
-        self._executors = _LeastBusy(workers, attendance)
+        self._executors = LeastBusy(workers, attendance)
 
     async def generate(self, lease: RolloutLease) -> GroupReceipt:
         """Let one of them play."""

@@ -56,6 +56,7 @@ _BUILDERS: dict[type[inspect.Type], Callable[[Any], st.SearchStrategy[Any]]] = {
     inspect.IntType: _integers,
     inspect.FloatType: _floats,
     inspect.StrType: lambda info: st.text(min_size=info.min_length or 0, max_size=20),
+    inspect.BytesType: lambda info: st.binary(min_size=info.min_length or 0, max_size=20),
     inspect.LiteralType: lambda info: st.sampled_from(info.values),
     inspect.UnionType: lambda info: st.one_of([_strategy(one) for one in info.types]),
     inspect.TupleType: lambda info: st.tuples(*[_strategy(one) for one in info.item_types]),

@@ -43,6 +43,7 @@ def request_of(fields: Mapping[str, Any], given: Collection[str] = ()) -> Reques
     wrong = {name: list(_role_problems(name, config, roles)) for name, config in fleet.roles.items()}
     problems = [problem for found in wrong.values() for problem in found]
     problems += _variables(fleet.environment, "fleet.environment")
+    problems += _queue_problems(fleet, roles)
     teams: list[Team] = []
     together: Counter[str] = Counter()
     for number, group in enumerate(fleet.collocate):
@@ -87,6 +88,15 @@ def _role_problems(name: str, config: RoleConfig, roles: Mapping[str, Runs]) -> 
         yield from _range(at, name, config, wish_of(name, roles[name], fleet).instances)
         yield from _counts(at, wish_of(name, roles[name], fleet))
         yield from _environments(at, config, wish_of(name, roles[name], fleet).instances)
+
+
+def _queue_problems(fleet: FleetConfig, roles: Mapping[str, Runs]) -> Iterator[Problem]:
+    for name, queue in fleet.queues.items():
+        if queue.consumer not in roles:
+            near = difflib.get_close_matches(queue.consumer, roles, n=1)
+            mend = f"did you mean '{near[0]}'?" if near else f"name one of {', '.join(roles)}"
+            at, value = f"fleet.queues.{name}.consumer", repr(queue.consumer)
+            yield Problem(field=at, value=value, why="the job has no such role", mend=mend)
 
 
 def _known_role(at: str, name: str, config: RoleConfig, *, own: bool, launched: bool) -> Iterator[Problem]:

@@ -12,9 +12,10 @@ import pytest
 from backends import inproc
 from backends.sim.prompts import ScriptedPrompts
 from conductor.conductor import Conductor
-from conductor.config import CollocateConfig, FleetConfig, RoleConfig, RunConfig
+from conductor.config import CollocateConfig, FleetConfig, QueueConfig, RoleConfig, RunConfig
 from conductor.core.planning.plan import plan
 from conductor.ports import Workloads
+from examples.roles.judges import Judging, Text
 from protocols.adapters import Host
 from protocols.backend import Backend, Inventory
 from protocols.errors import ConfigError, PortFailed, Problem
@@ -51,7 +52,18 @@ def _check(_cfg: Options, _site: Site) -> Sequence[Problem]:
     return ()
 
 
+@asynccontextmanager
+async def _ask(cfg: Options, host: Host) -> AsyncGenerator[object]:
+    assert host.roles is not None
+    score = await host.roles.of("judge", Judging).one.score(Text(words=("always", "never")))
+    async for text in host.roles.queue("scored", Text):
+        opened.append(f"asked {score}, took {' '.join(text.words)}")
+        break
+    yield object()
+
+
 JUDGE = SimpleNamespace(Config=Options, check=_check, open=_open)
+ASKS = SimpleNamespace(Config=Options, check=_check, open=_ask)
 
 
 class _Told:
@@ -135,6 +147,25 @@ async def test_a_role_of_ones_own_is_there_before_the_others_and_after_them() ->
     async with open_backend() as backend:
         await Conductor.run(job(judge=judge()), backend=backend, workloads=workloads())
     assert opened[:2] == closed[-2:] == ["judge", "judge"]
+
+
+async def test_a_role_of_ones_own_calls_another_and_feeds_its_queue() -> None:
+    """From a job alone: who calls whom, and through which queue."""
+    judge = RoleConfig(kind="object", options={"make": "examples.roles.judges:Judge"}, instances=2)
+    asks = RoleConfig(kind=f"{__name__}:ASKS", options={"name": "asks"})
+    cfg = job(judge=judge, asks=asks)
+    fleet = msgspec.structs.replace(cfg.fleet, queues={"scored": QueueConfig(consumer="asks")})
+    async with open_backend() as backend:
+        await Conductor.run(msgspec.structs.replace(cfg, fleet=fleet), backend=backend, workloads=workloads())
+    assert "asked 1.0, took always never" in opened
+
+
+async def test_a_queue_of_a_role_that_is_not_there_is_refused() -> None:
+    cfg = job(judge=judge())
+    fleet = msgspec.structs.replace(cfg.fleet, queues={"scored": QueueConfig(consumer="juge")})
+    async with open_backend() as backend:
+        with pytest.raises(ConfigError, match=r"fleet\.queues\.scored\.consumer = 'juge'.*did you mean 'judge'"):
+            await Conductor.run(msgspec.structs.replace(cfg, fleet=fleet), backend=backend, workloads=workloads())
 
 
 async def test_a_role_of_ones_own_that_cannot_be_opened_ends_the_run_with_nothing_left() -> None:

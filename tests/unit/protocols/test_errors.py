@@ -75,6 +75,7 @@ EXITS = {
     "Infeasible": 3,
     "Stalled": 3,
     "BudgetExhausted": 3,
+    "QueueClosed": 3,
     "InvariantError": 4,
     "ForeignCancellation": 4,
     "CorruptLedger": 4,

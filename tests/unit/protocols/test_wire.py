@@ -25,6 +25,7 @@ from protocols import (
     lifecycle,
     messages,
     prompts,
+    roles,
     rollouts,
     sections,
     tracking,
@@ -47,6 +48,7 @@ MODULES = (
     lifecycle,
     messages,
     prompts,
+    roles,
     rollouts,
     sections,
     tracking,
@@ -81,6 +83,8 @@ def test_every_port_is_found() -> None:
         "RolloutExecutorPort",
         "TrackerPort",
         "RankPort",
+        "RolePort",
+        "RolesPort",
         "TrainerPort",
     }
 
