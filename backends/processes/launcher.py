@@ -4,17 +4,18 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup, UNIXSocketStream
 from anyio.lowlevel import checkpoint
 
+from backends._state import State
 from backends.processes.calls import Desk, LaunchOrder
 from backends.processes.child import start_child
 from backends.processes.output import LogFile, Output, to_stderr
 from backends.processes.process import WorkerProcess
-from backends.processes.state import State
 from protocols.aio import open_tasks
 from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
 from protocols.errors import InvariantError, PortFailed, Transient, WorkerLost
@@ -47,12 +48,14 @@ class ProcessLauncher:
     Args:
         tasks: Owns the tasks that watch over them.
         state: The run's folder on this machine.
+        payloads: Folder of the payload store.
         manner: How they are treated.
     """
 
-    def __init__(self, tasks: TaskGroup, state: State, manner: Manner) -> None:
+    def __init__(self, tasks: TaskGroup, state: State, payloads: Path, manner: Manner) -> None:
         self._tasks = tasks
         self._state = state
+        self._payloads = payloads
         self._manner = manner
         self._numbers = count()
         self._inference: InferenceControllerPort | None = None
@@ -74,7 +77,7 @@ class ProcessLauncher:
         self._tasks.start_soon(worker.run, name=f"worker {spec.worker_id}")
         order = LaunchOrder(
             spec=spec,
-            payloads=str(self._state.payloads),
+            payloads=str(self._payloads),
             reserve_bytes=self._manner.reserve_bytes,
             inference=self._inference is not None,
         )
@@ -163,10 +166,10 @@ class ProcessLauncher:
 
 
 @asynccontextmanager
-async def open_launcher(state: State, manner: Manner) -> AsyncGenerator[ProcessLauncher]:
+async def open_launcher(state: State, payloads: Path, manner: Manner) -> AsyncGenerator[ProcessLauncher]:
     """Open a launcher; the processes that still run when the block ends are ended."""
     async with open_tasks() as tasks:
-        launcher = ProcessLauncher(tasks, state, manner)
+        launcher = ProcessLauncher(tasks, state, payloads, manner)
         try:
             yield launcher
         finally:
