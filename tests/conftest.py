@@ -2,12 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import Phase, settings
 
 from backends.sim.virtual_time import VirtualTimeLoop
+
+if TYPE_CHECKING:
+    from tests.support.ray_clusters import RayCluster
 
 # No deadline: a machine that is busy with other work must not decide. No database: failures are not kept
 # between runs, so that a run depends on the tree alone.
@@ -37,3 +41,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     callspec = getattr(item, "callspec", None)
     if callspec is not None and "_asyncio_loop_factory" in callspec.params:
         callspec.params["_asyncio_loop_factory"] = _factory_for(item)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Generator["RayCluster"]:
+    """A cluster of two nodes for all tests that only use one; what kills nodes starts its own."""
+    pytest.importorskip("ray")
+    from tests.support.ray_clusters import open_cluster  # noqa: PLC0415 - an extra brings Ray
+
+    with open_cluster(nodes=2) as cluster:
+        yield cluster

@@ -13,9 +13,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from backends._machine import MachinePlacement, accelerators, memory_gib, usable_cpus
+from backends._state import default_place, open_state
 from backends.processes.launcher import Manner, open_launcher
 from backends.processes.payloads import SharedPayloads
-from backends.processes.state import default_place, open_state
 from protocols.backend import Backend, Resources
 from protocols.errors import Problem
 from protocols.messages import Message
@@ -74,7 +74,9 @@ async def open(cfg: Config, site: Site) -> AsyncGenerator[Backend]:  # noqa: A00
         reserve_bytes=cfg.payload_reserve_bytes,
     )
     with open_state(place) as state:
-        async with open_launcher(state, manner) as launcher:
-            payloads = SharedPayloads(state.payloads, manner.reserve_bytes)
+        folder = state.folder / "payloads"
+        folder.mkdir()
+        async with open_launcher(state, folder, manner) as launcher:
+            payloads = SharedPayloads(folder, manner.reserve_bytes)
             placement = MachinePlacement(total, cpus, own_processes=True)
             yield Backend(placement=placement, launcher=launcher, payloads=payloads)

@@ -10,7 +10,7 @@ import structlog
 from anyio.abc import ByteStream, TaskGroup
 from anyio.lowlevel import checkpoint
 
-from backends.processes.failures import decode_failure, encode_failure
+from backends._failures import decode_failure, encode_failure
 from backends.processes.frames import BadFrame, Chunk, ChunkReader, Kind
 from backends.processes.outbox import Outbox
 from protocols.aio import Doorbell, open_tasks, owned

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from backends._leftovers import MARK
 from backends._machine import accelerators, usable_cpus
-from backends.processes.leftovers import MARK
 from protocols.backend import WorkloadSpec
 
 _REAP_S = 2.0  # a killed process is gone long before, unless the kernel holds it

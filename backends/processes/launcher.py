@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,11 +12,11 @@ from anyio.abc import TaskGroup, UNIXSocketStream
 from anyio.lowlevel import checkpoint
 
 from backends._reachable import Reachable
+from backends._state import State
 from backends.processes.calls import Desk, LaunchOrder
 from backends.processes.child import start_child
 from backends.processes.output import LogFile, Output, to_stderr
 from backends.processes.process import WorkerProcess
-from backends.processes.state import State
 from protocols.aio import open_tasks
 from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
 from protocols.errors import InvariantError, PortFailed, Transient, WorkerLost
@@ -49,13 +50,15 @@ class ProcessLauncher(Reachable):
     Args:
         tasks: Owns the tasks that watch over them.
         state: The run's folder on this machine.
+        payloads: Folder of the payload store.
         manner: How they are treated.
     """
 
-    def __init__(self, tasks: TaskGroup, state: State, manner: Manner) -> None:
+    def __init__(self, tasks: TaskGroup, state: State, payloads: Path, manner: Manner) -> None:
         super().__init__()
         self._tasks = tasks
         self._state = state
+        self._payloads = payloads
         self._manner = manner
         self._numbers = count()
         self._workers: dict[WorkerId, WorkerProcess] = {}
@@ -76,7 +79,7 @@ class ProcessLauncher(Reachable):
         self._tasks.start_soon(worker.run, name=f"worker {spec.worker_id}")
         order = LaunchOrder(
             spec=spec,
-            payloads=str(self._state.payloads),
+            payloads=str(self._payloads),
             reserve_bytes=self._manner.reserve_bytes,
             inference=self.inference is not None,
             roles=self.roles is not None,
@@ -162,10 +165,10 @@ class ProcessLauncher(Reachable):
 
 
 @asynccontextmanager
-async def open_launcher(state: State, manner: Manner) -> AsyncGenerator[ProcessLauncher]:
+async def open_launcher(state: State, payloads: Path, manner: Manner) -> AsyncGenerator[ProcessLauncher]:
     """Open a launcher; the processes that still run when the block ends are ended."""
     async with open_tasks() as tasks:
-        launcher = ProcessLauncher(tasks, state, manner)
+        launcher = ProcessLauncher(tasks, state, payloads, manner)
         try:
             yield launcher
         finally:

@@ -11,10 +11,10 @@ from anyio.abc import TaskGroup, UNIXSocketStream
 from anyio.lowlevel import checkpoint
 
 from backends._hosting import PORTS, not_opened
+from backends._leftovers import end_marked
 from backends.processes.calls import Desk, HostPort, LaunchOrder, call_port
 from backends.processes.channel import Channel, ChannelEnded
 from backends.processes.child import Child
-from backends.processes.leftovers import end_marked
 from backends.processes.output import Output
 from protocols.aio import open_tasks, owned
 from protocols.backend import WorkerState, WorkloadSpec

@@ -31,6 +31,7 @@ _SET = click.option(
     help="Lay a value over the job, as in --set train.lr=1e-3. May be repeated.",
 )
 
+_BACKEND = click.option("--backend", metavar="KIND", help="Where it runs: short for --set backend.kind=KIND.")
 _RUN_DIR = click.argument("run_dir", metavar="RUN_DIR", type=click.Path())
 _QUIET = click.option("--quiet", is_flag=True, help="Show neither progress nor log, only the result.")
 _PLAN = click.option(
@@ -59,15 +60,23 @@ main.add_command(engine)
 @main.command()
 @_JOB
 @_SET
+@_BACKEND
 @click.option("--run-dir", metavar="FOLDER", help="Where to write. A new folder in runs/ unless given.")
 @click.option("--resume", is_flag=True, help="Go on with the run that --run-dir holds; begin it if there is none.")
 @_PLAN
 @_QUIET
 @_JSON
-def run(job: str, overrides: tuple[str, ...], run_dir: str | None, plan_file: str | None, **how: bool) -> None:
+def run(
+    job: str,
+    overrides: tuple[str, ...],
+    backend: str | None,
+    run_dir: str | None,
+    plan_file: str | None,
+    **how: bool,
+) -> None:
     """Run the JOB that a TOML or YAML file describes."""
     with _interruptible():
-        resume = how.pop("resume")
+        resume, overrides = how.pop("resume"), _on_backend(backend, overrides)
         cfg = _loaded(partial(load_config, job, overrides=overrides, run_dir=run_dir, resume=resume))
         sys.exit(run_job(cfg, **how, resume=resume, plan=_plan_in(plan_file)))
 
@@ -171,8 +180,10 @@ def scale_run(run_dir: str, wanted: str) -> None:
 @main.command()
 @_JOB
 @_SET
-def validate(job: str, overrides: tuple[str, ...]) -> None:
+@_BACKEND
+def validate(job: str, overrides: tuple[str, ...], backend: str | None) -> None:
     """List everything that is wrong with a JOB, without starting anything."""
+    overrides = _on_backend(backend, overrides)
     cfg = _loaded(partial(load_config, job, overrides=overrides), to_stderr=False)
     click.echo(f"ok\n{summary(cfg)}")
 
@@ -180,15 +191,16 @@ def validate(job: str, overrides: tuple[str, ...]) -> None:
 @main.command()
 @_JOB
 @_SET
+@_BACKEND
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the plan there, for run --plan.")
 @_JSON
-def plan(job: str, overrides: tuple[str, ...], output: str | None, *, as_json: bool) -> None:
+def plan(job: str, overrides: tuple[str, ...], backend: str | None, output: str | None, *, as_json: bool) -> None:
     """Say where every worker of a JOB would run, and with what, without starting any.
 
     Exit code 2: there is no such place; every problem of the job and of its place is listed.
     """
     with _interruptible():
-        _exit(lambda: plan_job(job, overrides, output=output, as_json=as_json))
+        _exit(lambda: plan_job(job, _on_backend(backend, overrides), output=output, as_json=as_json))
 
 
 @main.command()
@@ -259,6 +271,10 @@ def _interruptible() -> Generator[None]:
 
 def _plan_in(path: str | None) -> Plan | None:
     return None if path is None else _loaded(partial(read_plan, path))
+
+
+def _on_backend(kind: str | None, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    return overrides if kind is None else (f"backend.kind={kind}", *overrides)
 
 
 def _loaded(load: Callable[[], T], *, to_stderr: bool = True) -> T:

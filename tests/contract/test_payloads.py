@@ -33,9 +33,12 @@ GROUP = GroupPayload(
         pytest.param(lambda _: InprocPayloads(encode_messages=True), id="inproc-encoded"),
         pytest.param(lambda _: ScriptedPayloads(), id="scripted"),
         pytest.param(lambda folder: SharedPayloads(folder, 0), id="processes", marks=pytest.mark.real_time),
+        pytest.param("ray_payloads", id="ray", marks=[pytest.mark.real_time, pytest.mark.cluster]),
     ]
 )
 def make_payloads(request: pytest.FixtureRequest, tmp_path: Path) -> MakePayloads:
+    if isinstance(request.param, str):
+        return request.getfixturevalue(request.param)
     return partial(request.param, tmp_path)
 
 

@@ -18,10 +18,11 @@ MakePlacement = Callable[[Resources], PlacementPort]
     params=[
         pytest.param(MachinePlacement, id="inproc"),
         pytest.param(lambda total: over_codec(PlacementPort, MachinePlacement(total)), id="inproc-wired"),
+        pytest.param("ray_placement", id="ray", marks=[pytest.mark.real_time, pytest.mark.cluster]),
     ]
 )
 def make_placement(request: pytest.FixtureRequest) -> MakePlacement:
-    return request.param
+    return request.getfixturevalue(request.param) if isinstance(request.param, str) else request.param
 
 
 def ask(reservation_id: str, node: str | None = None, **resources: float) -> ReserveRequest:

@@ -1,83 +1,35 @@
 """Whole runs with engine, trainer, episodes and rewards each in a process of its own."""
 
-import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
-from backends.ledgers.memory import MemoryLedger
 from conductor import Conductor, load_config
 from conductor.observe.observer import Unwatched
-from conductor.ports import Workloads
-from conductor.result import Accounts, RunResult
-from protocols.ledger import Graded, LedgerEvent
-from protocols.messages import LeaseId
+from conductor.result import Accounts
 from protocols.tracking import StepRecord
 from tests.support.leftovers import marked, names_in
 from tests.support.pids import Watched
+from tests.support.small_runs import JOB, ROOT, SMALL, finish, learned, samples
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.timeout(170)]
-
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-JOB = ROOT / "examples" / "reverse" / "job.toml"
-SMALL = [
-    "steps=4",
-    "batch_groups=4",
-    "group_size=4",
-    "sampling.max_tokens=2",
-    "filter.equal_rewards=keep",
-    f"prompts.function={HERE / 'two_digits.py'}:prompt",
-    f"reward.function={HERE / 'two_digits.py'}:reward",
-    "train.lr=1e-1",
-]
-REPEATABLE = ["engine.threads=1", "engine.deterministic=true", "train.threads=1"]
-
-
-async def finish(folder: Path, kind: str) -> tuple[RunResult, Sequence[LedgerEvent]]:
-    """Run the small job to its end on a backend; returns its record as well."""
-    overrides = [*SMALL, *REPEATABLE, f"backend.kind={kind}"]
-    if kind == "processes":
-        overrides.append(f"backend.payload_dir={folder}")
-    ledger = MemoryLedger()
-    cfg = load_config(JOB, overrides=overrides, run_dir=str(folder / "run"))
-    result = await Conductor.run(cfg, workloads=Workloads(ledger=ledger))
-    return result, await ledger.replay()
-
-
-def samples(events: Sequence[LedgerEvent]) -> dict[LeaseId, object]:
-    """Return what was generated in each group, by which weights, and what it earned."""
-    return {
-        event.lease_id: ([(one.preview, one.tokens, one.segments) for one in event.receipt.samples], event.grades)
-        for event in events
-        if isinstance(event, Graded)
-    }
-
-
-def learned(result: RunResult) -> object:
-    """Return the numbers of each step that do not measure time, and the digest of the weights."""
-    assert result.checkpoint is not None
-    names = ("loss", "grad_norm", "reward/mean", "entropy", "ratio/max", "kl/behaviour")
-    weights = Path(result.checkpoint, "model.safetensors").read_bytes()
-    steps = [[record.metrics[name] for name in names] for record in result.metrics]
-    return steps, hashlib.sha256(weights).hexdigest()
-
 
 async def test_a_run_on_processes_learns_the_same_to_the_last_bit(tmp_path: Path) -> None:
     """Where a workload runs is nobody's business: at max_age 0, one thread, and a deterministic engine."""
     folders = {kind: tmp_path / kind for kind in ("inproc", "processes")}
     for folder in folders.values():
         folder.mkdir()
-    inproc, its_events = await finish(folders["inproc"], "inproc")
-    processes, events = await finish(folders["processes"], "processes")
+    inproc, its_events = await finish(folders["inproc"], "backend.kind=inproc")
+    place = f"backend.payload_dir={folders['processes']}"
+    processes, events = await finish(folders["processes"], "backend.kind=processes", place)
     assert len(samples(events)) == 16
     assert samples(events) == samples(its_events)
     assert learned(processes) == learned(inproc)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from backends import processes
-from backends.processes.leftovers import MARK, carries, end_marked
-from backends.processes.state import make_state, remove_state, sweep
+from backends._leftovers import MARK, carries, end_marked
+from backends._state import make_state, remove_state, sweep
 from protocols.sections import Site
 from tests.support.pids import Watched
 

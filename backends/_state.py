@@ -1,8 +1,8 @@
-"""The folder of one run on this machine: its payloads, and the lock by which others know that the run lives.
+"""The folder of one run on this machine, and the lock by which others know that the run lives.
 
 It exists before anything is put into it and before any process is started, and every process carries its name
-(``leftovers``). The kernel gives the lock back however the run ends. So whoever starts next finds what a dead run left,
-without a list that could be out of date.
+(``_leftovers``). The kernel gives the lock back however the run ends. So whoever starts next finds what a dead run
+left, without a list that could be out of date.
 
 All of it blocks, on purpose: nothing can be cancelled half way, and it happens before a run and after it.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from backends.processes.leftovers import end_marked
+from backends._leftovers import end_marked
 from protocols.errors import PortFailed
 
 log = structlog.get_logger(__name__)
@@ -33,12 +33,10 @@ class State:
 
     Attributes:
         folder: This user's alone.
-        payloads: Folder in it.
         lock: Descriptor that holds the lock.
     """
 
     folder: Path
-    payloads: Path
     lock: int
 
 
@@ -76,9 +74,8 @@ def make_state(place: Path) -> State:
     made = Path(tempfile.mkdtemp(prefix=f"new-{_prefix()}", dir=place))
     lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    (made / "payloads").mkdir()
     folder = made.rename(place / made.name.removeprefix("new-"))  # seen by others from now on, and locked
-    return State(folder=folder, payloads=folder / "payloads", lock=lock)
+    return State(folder=folder, lock=lock)
 
 
 def remove_state(state: State) -> None:

@@ -1,0 +1,199 @@
+"""The actor of a worker: hosts one workload on the event loop of its process, and answers calls to it.
+
+Methods run as tasks of that loop, in whatever order they come: Ray keeps none for such actors.
+"""
+
+import gc
+import os
+from functools import partial
+from typing import Any
+
+import anyio
+import ray
+
+from backends._failures import decode_failure, encode_failure
+from backends._hosting import PORTS, described, not_opened, opened
+from backends.ray.messages import Facts, LaunchOrder, Question, Reply
+from backends.ray.order import Withdrawals
+from backends.ray.payloads import RayPayloads
+from backends.ray.process import prepare, started_at
+from protocols.adapters import Host
+from protocols.aio import Doorbell, owned
+from protocols.errors import WorkerLost
+from protocols.inference import InferenceControllerPort
+from protocols.wire import Codec, client
+
+
+class WorkloadActor:
+    """Opens a workload in ``host``, which stays until ``close``; the others are called meanwhile.
+
+    Args:
+        order: What to be.
+        directory: Handle of the payload directory.
+    """
+
+    def __init__(self, order: LaunchOrder, directory: Any) -> None:
+        prepare(order)
+        self._order = order
+        self._directory = directory
+        self._codec = Codec(PORTS[order.spec.section])
+        self._workload: Any = None
+        self._settled = anyio.Event()  # it is open, or never will be
+        self._failure: Exception | None = None
+        self._opening = anyio.CancelScope()
+        self._closing = anyio.Event()
+        self._calls: dict[int, anyio.CancelScope] = {}
+        self._call_ended = Doorbell()
+        self._withdrawals = Withdrawals()
+        self._engines = _Engines(order.beat_s)
+
+    async def host(self) -> bytes:
+        """Open the workload and keep it open until told to close; returns its failure, or nothing."""
+        failure = b""
+        try:
+            with self._opening:
+                await owned("workload", self._stay_open)
+        except Exception as exc:  # noqa: BLE001 - it is the controller's
+            self._failure = exc
+            lost = WorkerLost(worker=self._order.spec.worker_id, cause=described(exc))
+            lost.__cause__ = exc
+            failure = encode_failure(lost)
+        self._workload = None
+        self._settled.set()
+        await self._end_calls()
+        return failure
+
+    async def _stay_open(self) -> None:
+        order = self._order
+        inference = client(InferenceControllerPort, self._engines.ask) if order.inference else None
+        host = Host(site=order.spec.site, payloads=RayPayloads(self._directory), inference=inference)
+        async with opened(order.spec, host) as workload:
+            self._opening = anyio.CancelScope()  # what is open closes by itself
+            self._workload = workload
+            gc.collect()
+            gc.freeze()  # a full collection with torch loaded stops everything for 0.1 s and more
+            self._settled.set()
+            await self._closing.wait()
+            self._workload = None
+            await self._end_calls()
+
+    async def facts(self) -> Facts:
+        """Return which process this is."""
+        pid = os.getpid()
+        return Facts(node=ray.get_runtime_context().get_node_id(), pid=pid, started=started_at(pid) or 0)
+
+    async def opened(self) -> bytes:
+        """Wait until the workload is open; returns why it is not, or nothing."""
+        await self._settled.wait()
+        if self._workload is not None:
+            return b""
+        error = not_opened(self._order.spec, self._failure)
+        error.__cause__ = self._failure
+        return encode_failure(error)
+
+    async def close(self) -> None:
+        """End what is being opened, or let what is open close."""
+        self._closing.set()
+        if not self._settled.is_set():
+            self._opening.cancel()
+
+    async def call(self, number: int, method: str, args: bytes) -> Reply:
+        """Answer one call of the workload's port."""
+        wanted = self._withdrawals.arrive(number)
+        workload = self._workload
+        if not wanted or workload is None:
+            return Reply()
+        scope = self._calls[number] = anyio.CancelScope()
+        try:
+            with scope:
+                return await self._answer(workload, method, args)
+        finally:
+            del self._calls[number]
+            self._call_ended.ring()
+        return Reply()
+
+    async def _answer(self, workload: Any, method: str, args: bytes) -> Reply:
+        try:
+            arguments = self._codec.decode_args(method, args)
+            result = await owned(method, partial(getattr(workload, method), *arguments))
+            return Reply(result=self._codec.encode_result(result))
+        except Exception as exc:  # noqa: BLE001 - it is the caller's
+            return Reply(failure=encode_failure(exc))
+
+    async def withdraw(self, number: int) -> None:
+        """Cancel a call; nothing of it runs on return, and nothing ever will if it has not come yet."""
+        self._withdrawals.withdraw(number)
+        if (scope := self._calls.get(number)) is not None:
+            scope.cancel()
+        while number in self._calls:
+            await self._call_ended.wait()
+
+    async def questions(self) -> list[Question]:
+        """Return what the workload asks of the engines, and within a beat in any case: it is the sign of life."""
+        return await self._engines.next_questions()
+
+    async def reply(self, number: int, reply: Reply) -> None:
+        """Take the answer to a question."""
+        self._engines.take(number, reply)
+
+    async def _end_calls(self) -> None:
+        for scope in self._calls.values():
+            scope.cancel()
+        while self._calls:
+            await self._call_ended.wait()
+
+
+class _Engines:
+    """Carries calls to the engines, which the controller has: it comes and asks for them.
+
+    Args:
+        beat_s: How long it may be left without an answer.
+    """
+
+    def __init__(self, beat_s: float) -> None:
+        self._beat_s = beat_s
+        self._codec = Codec(InferenceControllerPort)
+        self._number = 0
+        self._outgoing: list[Question] = []
+        self._bell = Doorbell()
+        self._waiting: dict[int, anyio.Event] = {}
+        self._replies: dict[int, Reply] = {}
+
+    async def ask(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Call a method of the inference controller.
+
+        Cancelling: the controller is told; nobody waits for what it does then.
+        """
+        number, self._number = self._number, self._number + 1
+        answered = self._waiting[number] = anyio.Event()
+        self._send(Question(number=number, method=method, args=self._codec.encode_args(args)))
+        try:
+            await answered.wait()
+        finally:
+            del self._waiting[number]
+            if not answered.is_set():
+                self._send(Question(number=number, method=None))
+        reply = self._replies.pop(number)
+        if reply.failure is not None:
+            raise decode_failure(reply.failure)
+        if reply.result is None:
+            raise WorkerLost(worker="controller", cause="it took its answer back")
+        return self._codec.decode_result(method, reply.result)
+
+    def take(self, number: int, reply: Reply) -> None:
+        """Take an answer; one that nobody waits for any more is dropped."""
+        if (answered := self._waiting.get(number)) is not None:
+            self._replies[number] = reply
+            answered.set()
+
+    async def next_questions(self) -> list[Question]:
+        """Return what there is to ask, as soon as there is something, or nothing after a beat."""
+        with anyio.move_on_after(self._beat_s):
+            while not self._outgoing:
+                await self._bell.wait()
+        questions, self._outgoing = self._outgoing, []
+        return questions
+
+    def _send(self, question: Question) -> None:
+        self._outgoing.append(question)
+        self._bell.ring()

@@ -1,0 +1,75 @@
+"""Waiting for Ray: what its errors mean, and what becomes of a call that nobody waits for any more."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import ray
+import ray.exceptions as rx
+import structlog
+
+from backends.ray.failures import translated
+
+log = structlog.get_logger(__name__)
+
+ABORT_DEADLINE_S = 5.0
+
+
+async def result_of(ref: Any, name: str) -> Any:
+    """Return what a reference holds, once it does.
+
+    Cancelling: what was called goes on.
+
+    Args:
+        ref: An ``ObjectRef``.
+        name: Whoever was called, for people.
+
+    Raises:
+        ConductorError: What an error of Ray means.
+    """
+    try:
+        return await ref
+    except rx.RayError as exc:
+        raise translated(name, exc) from exc
+
+
+async def carried(ref: Any, name: str, abort: Callable[[], Any]) -> Any:
+    """Return what a call gives; one that nobody waits for is aborted.
+
+    Cancelling: the abort is submitted before anything is awaited, so that neither a second cancellation nor the
+    deadline can take it back, and is waited for. ``ray.cancel`` is for what stays unconfirmed: after a confirmed abort
+    it would cut the clean-up of the worker itself.
+
+    Args:
+        ref: Of the call.
+        name: Whoever was called.
+        abort: Submits the abort; its reference is ready once nothing of the call runs.
+
+    Raises:
+        ConductorError: What an error of Ray means.
+    """
+    try:
+        return await ref
+    except rx.RayError as exc:
+        raise translated(name, exc) from exc
+    except BaseException:
+        await _abort(ref, name, abort())  # noqa: ASYNC102 - shielded there, for a bounded time
+        raise
+
+
+async def _abort(ref: Any, name: str, stopped: Any) -> None:
+    confirmed = False
+    try:
+        with anyio.move_on_after(ABORT_DEADLINE_S, shield=True):
+            await stopped
+            confirmed = True
+    except rx.RayActorError:
+        confirmed = True  # it is dead and runs nothing
+    except rx.RayError as exc:
+        log.warning("abort.failed", worker_id=name, error=type(exc).__name__)
+    finally:
+        if not confirmed:
+            log.warning("abort.unconfirmed", worker_id=name, deadline_s=ABORT_DEADLINE_S)
+            with suppress(rx.RayError, ValueError, TypeError):  # it has ended, or cannot be cancelled
+                ray.cancel(ref)

@@ -1,0 +1,51 @@
+"""What goes between the controller and the actor of a worker, beside the bytes of a port's codec."""
+
+from protocols.backend import WorkloadSpec
+from protocols.messages import Message
+
+
+class LaunchOrder(Message, frozen=True, kw_only=True):
+    """What a new worker is to be.
+
+    Attributes:
+        spec: What to open.
+        threads: For ``OMP_NUM_THREADS``, where the job does not say.
+        inference: Whether the controller answers for the engines.
+        mark: What all carry that the worker starts.
+        beat_s: How long the worker may leave the controller's question unanswered.
+    """
+
+    spec: WorkloadSpec
+    threads: int
+    inference: bool
+    mark: str
+    beat_s: float
+
+
+class Facts(Message, frozen=True, kw_only=True):
+    """Of a worker that is open: which process it is.
+
+    Attributes:
+        node: Ray's id of its node.
+        pid: On that node.
+        started: When, in the clock ticks of that node since it was booted: no other process with this number has it.
+    """
+
+    node: str
+    pid: int
+    started: int
+
+
+class Reply(Message, frozen=True, kw_only=True):
+    """The answer to a call: bytes of the codec or of a failure; neither, where it was taken back."""
+
+    result: bytes | None = None
+    failure: bytes | None = None
+
+
+class Question(Message, frozen=True, kw_only=True):
+    """A call of a worker to the engines; without a method it takes back the call of that number."""
+
+    number: int
+    method: str | None
+    args: bytes = b""

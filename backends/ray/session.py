@@ -1,0 +1,127 @@
+"""The connection to a cluster, and the cluster itself where the run starts one.
+
+All of it blocks, on purpose: nothing can be cancelled half way, it happens before a run and after it, and what Ray
+starts dies with the thread that started it.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions as rx
+
+from backends._leftovers import MARK
+from backends._machine import accelerators, usable_cpus
+from backends._state import open_state
+from backends.ray import Config
+from protocols.errors import PortFailed, UserError
+
+_OF_A_LOCAL_CLUSTER = {
+    "RAY_AUTH_MODE": "disabled",  # else it leaves a token in the home folder
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+_FAILURES = (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError, rx.RayError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A connection.
+
+    Attributes:
+        node: Ray's id of the node that the controller is on.
+        mark: What all processes that workers of this run start carry, and those of no other.
+    """
+
+    node: str
+    mark: str
+
+
+@contextmanager
+def open_session(cfg: Config) -> Generator[Session]:
+    """Connect; where no address is given, remove what dead runs left on this machine and start a cluster.
+
+    Raises:
+        UserError: This process is connected already.
+        PortFailed: There is no cluster there, or none can be started.
+    """
+    if ray.is_initialized():
+        raise UserError("this process is connected to a Ray cluster already; ray.shutdown() ends that")
+    if cfg.address is not None:
+        with _connected(f"no Ray cluster answers at {cfg.address}", address=cfg.address):
+            yield _session(f"{_cluster()}:")
+        return
+    with open_state(Path(cfg.folder)) as state:
+        mark = f"{state.folder}:"
+        with (
+            _environment({**_OF_A_LOCAL_CLUSTER, MARK: mark}),
+            _connected("a Ray cluster could not be started", **_of_this_machine(cfg, state.folder)),
+        ):
+            yield _session(mark)
+
+
+def _of_this_machine(cfg: Config, folder: Path) -> dict[str, Any]:
+    return {
+        "address": "local",
+        "num_cpus": len(usable_cpus()),
+        "num_gpus": len(accelerators()),
+        "include_dashboard": False,
+        "object_store_memory": cfg.object_store_bytes,
+        "labels": cfg.labels,
+        "_temp_dir": str(folder),
+    }
+
+
+@contextmanager
+def _connected(otherwise: str, **options: Any) -> Generator[None]:
+    try:
+        with _signals_kept():
+            ray.init(log_to_driver=False, configure_logging=False, **options)
+    except _FAILURES as exc:
+        ray.shutdown()
+        raise PortFailed(f"{otherwise}: {exc}") from exc
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _signals_kept() -> Generator[None]:
+    """Give SIGTERM back to whom it belonged: Ray takes it, and ends the process where it stands."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Generator[None]:
+    """Set variables that Ray and all its processes read, and put back what was there."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            with contextlib.suppress(KeyError):
+                del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+
+def _cluster() -> str:
+    context = ray.get_runtime_context()
+    return f"ray-{context.gcs_address}-{context.get_job_id()}"
+
+
+def _session(mark: str) -> Session:
+    return Session(node=ray.get_runtime_context().get_node_id(), mark=mark)

@@ -1,0 +1,103 @@
+"""Whole runs on Ray: they learn what they learn elsewhere, and nothing is left of them."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from conductor.result import RunResult
+from tests.support.leftovers import marked, names_in
+from tests.support.pids import Watched
+from tests.support.ray_clusters import RayCluster
+from tests.support.small_runs import JOB, ROOT, SMALL, finish, learned, samples
+
+pytestmark = [pytest.mark.cluster, pytest.mark.real_time, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def place() -> Generator[Path]:
+    """A folder with a short name: pytest's own is too long for the paths of sockets."""
+    folder = Path(f"/tmp/rr{os.getpid()}")  # noqa: S108
+    folder.mkdir()
+    yield folder
+    assert names_in(folder) == []
+    assert marked(folder) == []
+    folder.rmdir()
+
+
+async def test_a_run_on_ray_learns_the_same_to_the_last_bit(
+    tmp_path: Path, place: Path, ray_cluster: RayCluster
+) -> None:
+    """On a cluster of its own and on one that was there: at max_age 0, one thread, and a deterministic engine."""
+    where = {
+        "inproc": ("backend.kind=inproc",),
+        "own": ("backend.kind=ray", f"backend.folder={place}"),
+        "theirs": ("backend.kind=ray", f"backend.address={ray_cluster.address}"),
+    }
+    results: dict[str, RunResult] = {}
+    found: dict[str, object] = {}
+    for name, overrides in where.items():
+        results[name], events = await finish(tmp_path / name, *overrides)
+        found[name] = samples(events), learned(results[name]), results[name].accounts
+    assert found["own"] == found["inproc"]
+    assert found["theirs"] == found["inproc"]
+
+
+@contextmanager
+def _running(run_dir: Path, place: Path) -> Generator[subprocess.Popen[str]]:
+    overrides = [*SMALL, "steps=1000", f"backend.folder={place}"]
+    command = [sys.executable, "-c", "from conductor.cli.main import main; main()", "run", str(JOB), "--backend", "ray"]
+    command += [word for override in overrides for word in ("--set", override)]
+    with subprocess.Popen(  # noqa: S603 - our own command
+        [*command, "--run-dir", str(run_dir)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _trains(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert any(line.startswith("step 2/") for line in process.stdout)
+
+
+def test_sigterm_ends_a_run_and_its_cluster(tmp_path: Path, place: Path) -> None:
+    """Ray takes SIGTERM for itself and would end the process where it stands: nothing saved, groups left open."""
+    with _running(tmp_path / "run", place) as process:
+        _trains(process)
+        pids = marked(place)
+        assert len(pids) > 4, "the cluster, and its workers"
+        with Watched(pids) as watched:
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout is not None
+            process.stdout.read()
+            assert process.wait() == 128 + signal.SIGTERM
+            assert watched.left(5.0) == set()
+    assert (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_after_a_kill_the_cluster_ends_and_the_next_run_goes_on(tmp_path: Path, place: Path) -> None:
+    """I75: ``kill -9`` runs no clean-up. The kernel ends the cluster; the next start removes its folder, and resumes."""
+    with _running(tmp_path / "run", place) as process:
+        _trains(process)
+        with Watched(marked(place)) as watched:
+            process.kill()
+            assert watched.left(30.0) == set()
+    assert len(names_in(place)) == 1, "what nobody was there to remove"
+    command = [sys.executable, "-c", "from conductor.cli.main import main; main()", "run", str(JOB), "--backend", "ray"]
+    overrides = [*SMALL, f"backend.folder={place}", "steps=3"]
+    command += [word for override in overrides for word in ("--set", override)]
+    done = subprocess.run(  # noqa: S603
+        [*command, "--run-dir", str(tmp_path / "other")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
