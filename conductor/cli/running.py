@@ -3,6 +3,7 @@
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ import click
 import msgspec
 import structlog
 
+from conductor.checkpoints import complete, folder_of
 from conductor.cli.signals import Ending, under_signals
+from conductor.cli.watching import watching
 from conductor.conductor import Conductor
 from conductor.config import RunConfig
 from conductor.jobfile import holds_run
-from conductor.observe.progress import open_progress, show_result
+from conductor.observe.progress import LiveProgress, open_progress, show_result
 from conductor.result import RunResult
-from protocols.errors import ConductorError, Stopped
+from protocols.errors import ConductorError, CorruptLedger, Stopped
 from protocols.fleet import Plan
 
 _OURS = 4
@@ -34,7 +37,8 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False,
         run = partial(
             Conductor.run, cfg, observer=observer, to_stderr=not quiet, resume=resume, control=True, plan=plan
         )
-        ending: Ending[RunResult] = anyio.run(under_signals, run, _say)
+        with watching(cfg.run_dir, observer.look if isinstance(observer, LiveProgress) else None):
+            ending: Ending[RunResult] = anyio.run(under_signals, run, _say)
     if ending.value is not None:
         _show(ending.value, quiet=quiet, as_json=as_json)
         return 0
@@ -42,10 +46,7 @@ def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False,
     if ending.error is not None and not asked_to:
         _report(ending.error)
     failed = "stopped" if ending.error is None or asked_to else _headline(ending.error)
-    stopped = ending.stopped_by is not None or asked_to
-    if stopped and cfg.run_dir is not None and holds_run(Path(cfg.run_dir)):
-        click.echo(f"go on with: conductor resume {cfg.run_dir}", err=True)
-    click.echo(f"{failed}; {_whereabouts(cfg.run_dir)}", err=True)
+    click.echo("; ".join([failed, _whereabouts(cfg.run_dir), *_kept(cfg.run_dir, ending.error)]), err=True)
     if ending.stopped_by is not None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more, and Python's own exit would fail with a traceback
         return 128 + ending.stopped_by
@@ -95,6 +96,18 @@ def _report(error: Exception) -> None:
 def _headline(error: Exception) -> str:
     first, *_ = str(error).splitlines() or [""]
     return f"failed: {type(error).__name__}: {first.rstrip(':')}"
+
+
+def _kept(run_dir: str | None, error: Exception | None) -> Iterator[str]:
+    """Say what of a run that ended early is there, and how to go on; nothing where there is no going on."""
+    if run_dir is None or not holds_run(Path(run_dir)) or isinstance(error, CorruptLedger):
+        return
+    try:
+        saved = complete(folder_of(run_dir))
+    except OSError:
+        saved = {}
+    yield f"kept: {saved[max(saved)]}" if saved else "kept: the record, and no checkpoint"
+    yield f"go on with: conductor resume {run_dir}"
 
 
 def _whereabouts(run_dir: str | None) -> str:

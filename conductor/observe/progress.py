@@ -12,8 +12,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from conductor.core.status import RunStatus
 from conductor.observe.observer import Observer, Unwatched
-from conductor.observe.standing import Standing
+from conductor.observe.standing import Standing, now_lines
 from conductor.result import Accounts, RunResult
 from protocols.tracking import StepRecord
 
@@ -72,10 +73,16 @@ class LiveProgress:
         self._standing = Standing(steps)
         self._spinner = Spinner("dots")
         self._phase = "starting"
+        self._now: tuple[str, ...] = ()
 
     def phase(self, name: str) -> None:
         """Show what begins."""
         self._phase = name
+        self._now = (*self._now[:-1], name) if self._now else ()
+
+    def look(self, status: RunStatus) -> None:
+        """Show what the run does at this moment; from any thread."""
+        self._now = tuple(now_lines(status))
 
     def stepped(self, record: StepRecord, accounts: Accounts) -> None:
         """Show the step."""
@@ -92,8 +99,10 @@ class LiveProgress:
             Text("" if left is None else f"{left} left", style="dim"),
         )
         facts = Text("  ".join(standing.facts()))
-        self._spinner.update(text=Text(self._phase, style="dim"))
-        return Group(bar, facts, Text(standing.spark(), style="green"), self._spinner)
+        now = self._now  # another thread may replace it meanwhile
+        self._spinner.update(text=Text(now[-1] if now else self._phase, style="dim"))
+        slots = [Text(line) for line in now[:-1]]
+        return Group(bar, facts, *slots, Text(standing.spark(), style="green"), self._spinner)
 
 
 _: type[Observer] = LiveProgress

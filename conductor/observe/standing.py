@@ -1,7 +1,10 @@
 """Where a run stands, in words: the same ones for a terminal and for a plain stream."""
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 
+from conductor.core.explanation import explain
+from conductor.core.status import EngineStanding, RunStatus
 from conductor.result import Accounts
 from protocols.tracking import StepRecord
 
@@ -41,13 +44,19 @@ class Standing:
             "reward/mean": "reward {:.3f}",
             "entropy": "entropy {:.3f}",  # the loss is next to nothing on policy, whatever is learned
             "throughput/samples_per_s": "{:.1f} samples/s",
+            "throughput/tokens_per_s": "{:.0f} tokens/s",
             "age/mean": "age {:.1f}",
             "eval/reward/mean": "evaluated {:.3f}",
         }
         facts = [
             form.format(round(self._metrics[name], 4) + 0.0) for name, form in formats.items() if name in self._metrics
         ]
-        counts = {"groups/filtered": "filtered", "groups/dropped": "dropped", "samples/masked": "masked"}
+        counts = {
+            "waste/groups": "wasted",
+            "groups/filtered": "filtered",
+            "groups/dropped": "dropped",
+            "samples/masked": "masked",
+        }
         facts += [f"{int(self._metrics[name])} {word}" for name, word in counts.items() if self._metrics.get(name)]
         return [*facts, f"{self._in_flight} in flight"] if self._in_flight else facts
 
@@ -67,3 +76,29 @@ class Standing:
         low, high = min(self._rewards), max(self._rewards)
         scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
         return "".join(_BARS[round((reward - low) * scale)] for reward in self._rewards)
+
+
+def now_lines(status: RunStatus) -> Iterator[str]:
+    """Say what a run does at this moment: its slots, its engines by state, and what it waits for."""
+    lent = f"{status.running} of {status.slots} slots lent out" if status.slots else ""
+    ready = f"{status.ready} of {status.wanted} groups ready" if status.wanted else ""
+    engines = _engines(status.engines, status.served) if status.engines else ""
+    if facts := [fact for fact in (lent, ready, engines) if fact]:
+        yield "  ".join(facts)
+    yield explain(status).waits_for[0]
+
+
+def _engines(engines: Iterable[EngineStanding], served: int | None) -> str:
+    """Count the engines that are listed by what they do, the most frequent first."""
+    states = Counter(_state(engine, served) for engine in engines)
+    return "engines: " + ", ".join(f"{count} {state}" for state, count in states.most_common())
+
+
+def _state(engine: EngineStanding, served: int | None) -> str:
+    if not engine.answers:
+        return "silent"
+    if engine.evaluates:
+        return "evaluating" if engine.live else "kept for evaluation"
+    if engine.version != served:
+        return "behind"
+    return "paused" if engine.paused else "at work" if engine.live else "idle"

@@ -1,8 +1,10 @@
 """``status``, ``why``, ``stop`` and ``checkpoint`` of a run in another process, and of one that is no more."""
 
 import json
+import queue
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,6 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conductor.cli.main import main
+from conductor.cli.watching import watching
+from conductor.core.status import RunStatus
 from tests.unit.cli.test_commands import JOB
 from tests.unit.cli.test_signals_in_every_phase import PATIENCE_S, PROGRAM, write_job
 
@@ -89,8 +93,9 @@ def test_a_run_that_is_stopped_saves_and_goes_on_later(tmp_path: Path) -> None:
         _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
-    assert f"go on with: conductor resume {tmp_path / 'run'}" in stderr.splitlines()
-    assert stderr.splitlines()[-1].startswith("stopped; the log is ")
+    run_dir = tmp_path / "run"
+    kept = f"kept: {run_dir / 'checkpoints' / 'step-1'}; go on with: conductor resume {run_dir}"
+    assert stderr.splitlines()[-1] == f"stopped; the log is {run_dir / 'log.jsonl'}; {kept}"
     assert invoke("status", str(tmp_path / "run")).stdout.splitlines() == [
         "the run was stopped",
         "1 of 4 steps are trained, with 2 groups; 2 groups are open",
@@ -183,3 +188,22 @@ def test_a_job_with_an_evaluation_runs_tells_and_goes_on(tmp_path: Path) -> None
     again = invoke("resume", str(tmp_path / "run"))
     assert again.exit_code == 0, again.output
     assert "0.500 at step 1 -> 0.500 at step 3" in again.stdout
+
+
+def test_a_display_is_told_of_its_run_until_it_ends(tmp_path: Path) -> None:
+    """It asks as anybody could, so what it shows can neither slow the run down nor end it."""
+    told: queue.Queue[RunStatus] = queue.Queue()
+    with running(tmp_path, "train", "step") as process:
+        with watching(str(tmp_path / "run"), told.put):
+            status = told.get(timeout=PATIENCE_S)
+            assert (status.name, status.step) == ("scripted", 1)
+            process.kill()
+            process.wait()
+        assert all(thread.name != "live status" for thread in threading.enumerate())
+
+
+def test_a_display_of_a_run_that_is_not_there_waits_for_it(tmp_path: Path) -> None:
+    with watching(str(tmp_path), lambda _: pytest.fail("nobody answers there")):
+        pass
+    with watching(None, None):
+        assert all(thread.name != "live status" for thread in threading.enumerate())

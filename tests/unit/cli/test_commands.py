@@ -135,13 +135,15 @@ def test_a_folder_that_holds_a_run_is_not_written_over(job: str) -> None:
     assert "it holds a run; go on with it (conductor resume FOLDER, run --resume)" in result.stderr
 
 
-def test_a_run_that_cannot_go_on_exits_with_3_and_says_what_failed_and_where_the_log_is(job: str) -> None:
+def test_the_last_line_of_a_failed_run_says_what_failed_what_is_kept_and_how_to_go_on(job: str) -> None:
     result = run(job, "--set", "reward.fails=reward", "--quiet")
     assert result.exit_code == 3
     assert result.stdout == ""
     last = result.stderr.splitlines()[-1]
     assert last.startswith("failed: ")
-    assert last.endswith(f"the log is {Path(job).parent / 'run' / 'log.jsonl'}")
+    folder = Path(job).parent / "run"
+    kept = f"kept: the record, and no checkpoint; go on with: conductor resume {folder}"
+    assert last.endswith(f"; the log is {folder / 'log.jsonl'}; {kept}")
     assert "Traceback (most recent call last)" not in result.stderr
 
 

@@ -1,15 +1,18 @@
 """What people see of a run."""
 
 import io
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from conductor.core.status import EngineStanding, RunStatus
 from conductor.observe.progress import LiveProgress, PlainProgress, open_progress, result_rows, show_result
 from conductor.observe.standing import Standing
 from conductor.result import Accounts, RunResult
+from protocols.messages import WeightVersion
 from protocols.tracking import StepRecord
 
 
@@ -86,6 +89,59 @@ def test_the_live_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[1:3] == ["reward 0.500  entropy 0.500  3 filtered  2 masked", "▁█"]
     assert lines[3].endswith("publishing")
     assert "step 2/4" in stream.getvalue()
+
+
+STATUS = RunStatus(
+    name="demo",
+    phase="training",
+    step=2,
+    steps=4,
+    served=WeightVersion(2),
+    slots=48,
+    running=40,
+    wanted=32,
+    ready=29,
+    trainer_idle=True,
+    engines=(
+        EngineStanding(name="rollout/0", version=WeightVersion(2), live=3),
+        EngineStanding(name="rollout/1", version=WeightVersion(2), live=1),
+        EngineStanding(name="rollout/2", version=WeightVersion(1)),
+        EngineStanding(name="rollout/3", answers=False),
+    ),
+)
+
+
+def drawn(progress: LiveProgress) -> list[str]:
+    console = Console(file=io.StringIO(), width=100)
+    with console.capture() as captured:
+        console.print(progress)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_the_live_lines_say_what_the_run_does_now() -> None:
+    """Issue H: who watches for hours wants to know what is waited for, not that nothing moves."""
+    progress = LiveProgress(4)
+    progress.stepped(record(2, reward__mean=0.5, throughput__tokens_per_s=812.4, waste__groups=2.0), Accounts())
+    progress.look(STATUS)
+    lines = drawn(progress)
+    assert lines[1] == "reward 0.500  812 tokens/s  2 wasted"
+    slots = "40 of 48 slots lent out  29 of 32 groups ready"
+    assert lines[2] == f"{slots}  engines: 2 at work, 1 behind, 1 silent"
+    assert lines[-1].endswith("the trainer waits for a batch: 29 of 32 groups are graded")
+    progress.phase("saving")
+    assert drawn(progress)[-1].endswith("saving")
+
+
+def test_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The convention of https://no-color.org."""
+    monkeypatch.setenv("TERM", "xterm")
+    coloured = re.compile(r"\x1b\[(?:\d+;)*3\d")
+    for no_colour in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", no_colour)
+        stream = Terminal()
+        with open_progress(4, stream, quiet=False) as progress:
+            progress.stepped(FIRST, Accounts())
+        assert bool(coloured.search(stream.getvalue())) != bool(no_colour)
 
 
 def test_the_time_left_follows_the_last_20_steps() -> None:
