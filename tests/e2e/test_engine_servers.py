@@ -56,7 +56,7 @@ def job_over(folder: Path, engine: str) -> Path:
 def running_server(protocol: str) -> Generator[str]:
     """Run the program; gives its URL."""
     command = [*PROGRAM, "--protocol", protocol]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:  # noqa: S603 - our own
         assert server.stdout is not None
         try:
             yield server.stdout.readline().strip()
