@@ -106,7 +106,8 @@ class ServerWeights:
                 log.error("engine.weights_not_held", engine=self._name, version=manifest.version, apart=apart)
                 raise Transient(
                     f"{self._name} accepted version {manifest.version} and does not hold it: of the probe's tokens its "
-                    f"log-probabilities differ by {apart:.3g} from the trainer's, {self._tolerance:g} are allowed"
+                    f"log-probabilities differ by {apart:.3g} from the trainer's, and engine.probe_tolerance allows "
+                    f"{self._tolerance:g}"
                 )
         self._unproved = None
         self.trust.accept(label)
