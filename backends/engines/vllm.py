@@ -21,9 +21,12 @@ class Config(ServerOptions, frozen=True, kw_only=True):
     Attributes:
         logprobs: The server's ``--logprobs-mode``: ``raw`` is vLLM's own default, and right at temperature 1 and 0
             alone; ``processed`` (``processed_logprobs``) is right without ``top_p`` and ``top_k``.
+        reload: The method of the server's workers that loads weights from a folder. ``conductor_reload`` of
+            ``backends.engines._vllm_worker`` is needed on a CPU where the output head is tied to the embeddings.
     """
 
     logprobs: Literal["raw", "processed"] = "raw"
+    reload: str = "reload_weights"
 
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
@@ -41,5 +44,7 @@ async def open(cfg: Config, host: Host) -> AsyncGenerator[EnginePort]:  # noqa: 
     from backends.engines._http.server import open_server_engine  # noqa: PLC0415 - httpx2 is an extra
     from backends.engines._http.vllm import VllmDialect  # noqa: PLC0415 - as above
 
-    async with open_server_engine(cfg, host, lambda connection: VllmDialect(connection, cfg.logprobs)) as engine:
+    async with open_server_engine(
+        cfg, host, lambda connection: VllmDialect(connection, cfg.logprobs, cfg.reload)
+    ) as engine:
         yield engine

@@ -16,7 +16,7 @@ class Call:
         request: What was asked.
         ids: Of its samples.
         scope: Ends the wait for the server's answers.
-        answered: Whether the server has answered for each sample.
+        heard: Ids for which the server has answered, if only to refuse them.
         ended: Set when it has an outcome.
         prefix: Of the abort that hit it.
         generation: Its result.
@@ -27,11 +27,16 @@ class Call:
         self.request = request
         self.ids = tuple(sample.request_id for sample in request.samples)
         self.scope = anyio.CancelScope()
-        self.answered = False
+        self.heard: set[str] = set()
         self.ended = anyio.Event()
         self.prefix: str | None = None
         self.generation: Generation | None = None
         self.failure: ConductorError | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the server has nothing of it any more."""
+        return len(self.heard) == len(self.ids)
 
 
 class Calls:
@@ -50,7 +55,7 @@ class Calls:
         return frozenset(self._live | self._unheard)
 
     @property
-    def heard(self) -> int:
+    def awaited(self) -> int:
         """How many requests the server has whose answers are waited for."""
         return len(self._live)
 
@@ -88,8 +93,7 @@ class Calls:
         del self._running[call]
         self._dropped.pop(call, None)
         self._live.difference_update(call.ids)
-        if not call.answered:
-            self._unheard.update(call.ids)
+        self._unheard.update(name for name in call.ids if name not in call.heard)
         call.ended.set()
 
     def drop(self, call: Call) -> None:

@@ -1,6 +1,7 @@
 """Requests to one server, and what it means when they fail."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -35,6 +36,15 @@ class ServerRefused(Exception):
         super().__init__(f"HTTP {status}: {message}")
         self.status = status
         self.message = message
+
+
+@contextmanager
+def refusals_as_transient(what: str) -> Generator[None]:
+    """Tell of a refusal as ``Transient``, behind what did not happen."""
+    try:
+        yield
+    except ServerRefused as exc:
+        raise Transient(f"{what}: {exc}") from exc
 
 
 class Connection:

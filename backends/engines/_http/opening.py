@@ -21,14 +21,14 @@ class ServerOptions(Message, frozen=True, kw_only=True):
         start_s: How long a server may take until it answers.
         weights_dir: Folder for published weights, which the servers see under the same path; else the run's own.
         probe_tolerance: By how much a server's log-probabilities of fixed tokens may differ from the trainer's after
-            a publish. Servers that compute in half precision need 0.1 and more.
+            a publish, in nats. Servers that compute in half precision need 0.1 and more.
     """
 
     urls: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     start_s: Annotated[float, Meta(gt=0)] = 300.0
     weights_dir: str | None = None
-    probe_tolerance: Annotated[float, Meta(gt=0)] = 0.01
+    probe_tolerance: Annotated[float, Meta(gt=0)] = 1e-3
 
 
 def check_options(cfg: ServerOptions, site: Site, *, kind: str) -> Sequence[Problem]:

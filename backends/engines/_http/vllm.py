@@ -67,11 +67,15 @@ class VllmDialect:
     Args:
         connection: To it.
         logprobs: What its log-probabilities are of: ``raw`` logits, or ``processed`` ones.
+        reload: The method of its workers that loads weights.
     """
 
-    def __init__(self, connection: Connection, logprobs: Literal["raw", "processed"]) -> None:
+    def __init__(
+        self, connection: Connection, logprobs: Literal["raw", "processed"], reload: str = "reload_weights"
+    ) -> None:
         self._connection = connection
         self._logprobs = logprobs
+        self._reload = reload
 
     async def healthy(self) -> None:
         """Ask for its health."""
@@ -150,7 +154,7 @@ class VllmDialect:
     async def publish(self, folder: str, label: str, loading: str) -> None:
         """Reload from a folder. The label follows by itself, so another one stands there in between."""
         await self._label(loading)
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        reload = {"method": self._reload, "kwargs": {"weights_path": folder}}
         await self._connection.post("/collective_rpc", reload)
         await self._label(label)
 

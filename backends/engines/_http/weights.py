@@ -1,0 +1,151 @@
+"""How a server comes to hold weights, and how that is seen."""
+
+import math
+from collections.abc import Mapping
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from backends.engines._http.connection import refusals_as_transient
+from backends.engines._http.dialect import Dialect, ServerState
+from backends.engines._http.files import WeightFiles
+from backends.engines._http.trust import Trust
+from protocols.aio import bounded_shield
+from protocols.backend import Bulk, PayloadPort
+from protocols.errors import InvariantError, Transient, WorkerLost
+from protocols.inference import Probe, WeightsManifest
+from protocols.messages import WeightVersion
+
+log = structlog.get_logger(__name__)
+
+RESUME_S = 10.0
+"""How long a server may take to go on after weights were loaded, whatever became of that."""
+
+
+class ServerWeights:
+    """Brings weights to one server, and vouches for those that it was seen to hold.
+
+    Of a server that stands still that can only be seen when it goes on. Until then nobody vouches for them, and what is
+    made with them is given to nobody.
+
+    Args:
+        dialect: The server's interface.
+        payloads: Where staged weights lie.
+        files: Where the server reads them.
+        name: Of the server, in errors.
+        tolerance: By how much a log-probability of the probe may differ from the trainer's.
+
+    Attributes:
+        label: Of the weights that it serves; None: it is stale.
+        trust: What labels stand for.
+        paused: Whether it is to stand still.
+    """
+
+    def __init__(
+        self, dialect: Dialect, payloads: PayloadPort, files: WeightFiles, *, name: str, tolerance: float
+    ) -> None:
+        self.label: str | None = None
+        self.trust = Trust()
+        self.paused = False
+        self._dialect = dialect
+        self._payloads = payloads
+        self._files = files
+        self._name = name
+        self._tolerance = tolerance
+        self._loading = anyio.Lock()
+        self._unproved: tuple[str, WeightsManifest] | None = None
+
+    async def state(self) -> tuple[ServerState, WeightVersion | None]:
+        """Ask the server; where it serves what nobody loaded, or vouches for, it is stale from now on."""
+        with refusals_as_transient(f"{self._name} says nothing of itself"):
+            state = await self._dialect.state()
+        if state.label != self.label:
+            if not self._loading.locked():
+                self.label = None
+            return state, None
+        return state, self.trust.version(state.label)
+
+    async def load(self, manifest: WeightsManifest) -> None:
+        """Let the server load weights, unless it serves them.
+
+        Cancelling: whatever the server serves then, its label tells.
+
+        Raises:
+            Transient: The payload is not there, or the server does not load it, or does not hold it.
+            InvariantError: The payload holds no weights.
+        """
+        async with self._loading:
+            if self.label is not None and (await self.state())[1] == manifest.version:
+                return
+            weights = await self._fetched(manifest)
+            label = self.trust.attempt(manifest.version)
+            try:
+                await self._exchange(label, weights)
+                self._unproved = (label, manifest)
+                if not self.paused:
+                    await self.prove()
+            except BaseException:
+                self.trust.refuse(label)
+                raise
+
+    async def prove(self) -> None:
+        """See that a server that runs holds what it loaded last: of fixed tokens it makes what the trainer does.
+
+        Raises:
+            Transient: It holds something else.
+        """
+        if self._unproved is None:
+            return
+        label, manifest = self._unproved
+        if manifest.probe is not None:
+            apart = await self._distance(manifest.probe)
+            if apart > self._tolerance:
+                self._unproved = None
+                self.trust.refuse(label)
+                log.error("engine.weights_not_held", engine=self._name, version=manifest.version, apart=apart)
+                raise Transient(
+                    f"{self._name} accepted version {manifest.version} and does not hold it: of the probe's tokens its "
+                    f"log-probabilities differ by {apart:.3g} from the trainer's, and engine.probe_tolerance allows "
+                    f"{self._tolerance:g}"
+                )
+        self._unproved = None
+        self.trust.accept(label)
+        self.label = label
+        await anyio.to_thread.run_sync(self._files.keep, label)
+
+    async def _fetched(self, manifest: WeightsManifest) -> Mapping[str, object]:
+        try:
+            weights: Bulk = await self._payloads.get(manifest.payload)
+        except WorkerLost as exc:  # the payload is lost, not this engine
+            raise Transient(f"weights {manifest.version} are not there: {exc.message}") from exc
+        if not isinstance(weights, Mapping):
+            raise InvariantError(f"{manifest.payload} holds no weights")
+        return weights
+
+    async def _exchange(self, label: str, weights: Mapping[str, object]) -> None:
+        """Let the server load weights while it stands still; however that ends, it goes on as it was before."""
+        try:
+            folder = await anyio.to_thread.run_sync(self._files.write, label, weights)
+        except OSError as exc:
+            raise Transient(f"weights cannot be written for {self._name}: {exc}") from exc
+        self.label = None
+        try:
+            if not self.paused:
+                with refusals_as_transient(f"{self._name} does not pause"):
+                    await self._dialect.pause()
+            with refusals_as_transient(f"{self._name} did not load its weights"):
+                await self._dialect.publish(str(folder), label, self.trust.loading)
+        finally:
+            if not self.paused:
+                with bounded_shield(RESUME_S), refusals_as_transient(f"{self._name} does not go on"):
+                    await self._dialect.resume()  # noqa: ASYNC102 - the shield has a deadline
+
+    async def _distance(self, probe: Probe) -> float:
+        """Return the largest difference between the server's log-probabilities and the trainer's."""
+        with refusals_as_transient(f"{self._name} cannot be probed"):
+            scores = await self._dialect.score(probe.token_ids)
+        if len(scores) != len(probe.logprobs):
+            return math.inf
+        apart = [abs(found - wanted) for found, wanted in zip(scores, probe.logprobs, strict=True)]
+        return math.inf if any(map(math.isnan, apart)) else max(apart, default=0.0)
