@@ -6,14 +6,14 @@ Methods run as tasks of that loop, in whatever order they come: Ray keeps none f
 import gc
 import os
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import ray
 
 from backends._failures import decode_failure, encode_failure
 from backends._hosting import PORTS, described, not_opened, opened
-from backends.ray.messages import Facts, LaunchOrder, Question, Reply
+from backends.ray.messages import ASKED, Asked, Facts, LaunchOrder, Question, Reply
 from backends.ray.order import Withdrawals
 from backends.ray.payloads import RayPayloads
 from backends.ray.process import prepare, started_at
@@ -21,7 +21,10 @@ from protocols.adapters import Host
 from protocols.aio import Doorbell, owned
 from protocols.errors import WorkerLost
 from protocols.inference import InferenceControllerPort
+from protocols.roles import RolesPort
 from protocols.wire import Codec, client
+
+P = TypeVar("P")
 
 
 class WorkloadActor:
@@ -45,7 +48,7 @@ class WorkloadActor:
         self._calls: dict[int, anyio.CancelScope] = {}
         self._call_ended = Doorbell()
         self._withdrawals = Withdrawals()
-        self._engines = _Engines(order.beat_s)
+        self._controller = _Controller(order)
 
     async def host(self) -> bytes:
         """Open the workload and keep it open until told to close; returns its failure, or nothing."""
@@ -65,9 +68,10 @@ class WorkloadActor:
 
     async def _stay_open(self) -> None:
         order = self._order
-        inference = client(InferenceControllerPort, self._engines.ask) if order.inference else None
+        inference = self._controller.port("inference", InferenceControllerPort)
+        roles = self._controller.port("roles", RolesPort)
         host = Host(site=order.spec.site, payloads=RayPayloads(self._directory), inference=inference)
-        async with opened(order.spec, host) as workload:
+        async with opened(order.spec, host, roles) as workload:
             self._opening = anyio.CancelScope()  # what is open closes by itself
             self._workload = workload
             gc.collect()
@@ -129,12 +133,12 @@ class WorkloadActor:
             await self._call_ended.wait()
 
     async def questions(self) -> list[Question]:
-        """Return what the workload asks of the engines, and within a beat in any case: it is the sign of life."""
-        return await self._engines.next_questions()
+        """Return what the workload asks of the controller, and within a beat in any case: it is the sign of life."""
+        return await self._controller.next_questions()
 
     async def reply(self, number: int, reply: Reply) -> None:
         """Take the answer to a question."""
-        self._engines.take(number, reply)
+        self._controller.take(number, reply)
 
     async def _end_calls(self) -> None:
         for scope in self._calls.values():
@@ -143,42 +147,47 @@ class WorkloadActor:
             await self._call_ended.wait()
 
 
-class _Engines:
-    """Carries calls to the engines, which the controller has: it comes and asks for them.
+class _Controller:
+    """Carries calls to the controller: it comes and asks for them.
 
     Args:
-        beat_s: How long it may be left without an answer.
+        order: Whom it answers for, and how long it may be left without an answer.
     """
 
-    def __init__(self, beat_s: float) -> None:
-        self._beat_s = beat_s
-        self._codec = Codec(InferenceControllerPort)
+    def __init__(self, order: LaunchOrder) -> None:
+        self._beat_s = order.beat_s
+        self._codecs = {asked: Codec(ASKED[asked]) for asked in order.asked}
         self._number = 0
         self._outgoing: list[Question] = []
         self._bell = Doorbell()
         self._waiting: dict[int, anyio.Event] = {}
         self._replies: dict[int, Reply] = {}
 
-    async def ask(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a method of the inference controller.
+    def port(self, asked: Asked, port: type[P]) -> P | None:
+        """Return a port that the controller answers for; None: it does not."""
+        return client(port, partial(self._ask, asked)) if asked in self._codecs else None
+
+    async def _ask(self, asked: Asked, method: str, args: tuple[Any, ...]) -> Any:
+        """Call a method of one of them.
 
         Cancelling: the controller is told; nobody waits for what it does then.
         """
+        codec = self._codecs[asked]
         number, self._number = self._number, self._number + 1
         answered = self._waiting[number] = anyio.Event()
-        self._send(Question(number=number, method=method, args=self._codec.encode_args(args)))
+        self._send(Question(number=number, asked=asked, method=method, args=codec.encode_args(args)))
         try:
             await answered.wait()
         finally:
             del self._waiting[number]
             if not answered.is_set():
-                self._send(Question(number=number, method=None))
+                self._send(Question(number=number, asked=asked, method=None))
         reply = self._replies.pop(number)
         if reply.failure is not None:
             raise decode_failure(reply.failure)
         if reply.result is None:
             raise WorkerLost(worker="controller", cause="it took its answer back")
-        return self._codec.decode_result(method, reply.result)
+        return codec.decode_result(method, reply.result)
 
     def take(self, number: int, reply: Reply) -> None:
         """Take an answer; one that nobody waits for any more is dropped."""

@@ -1,5 +1,6 @@
 """What the controller answers to the questions of one worker."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -7,26 +8,24 @@ import anyio
 from anyio.abc import TaskGroup
 
 from backends._failures import encode_failure
-from backends.ray.messages import Question, Reply
+from backends.ray.messages import ASKED, Asked, Question, Reply
 from protocols.aio import owned
-from protocols.inference import InferenceControllerPort
 from protocols.wire import Codec
 
 
 class Answers:
-    """Asks the inference controller, and sends what it says; a task for each question.
+    """Asks whom a worker asks, and sends what is said; a task for each question.
 
     Args:
         actor: Handle of the worker's actor.
-        inference: The controller of the engines.
+        ports: Those that can be asked.
         tasks: Owns the tasks.
     """
 
-    def __init__(self, actor: Any, inference: InferenceControllerPort | None, tasks: TaskGroup) -> None:
+    def __init__(self, actor: Any, ports: Mapping[Asked, Any], tasks: TaskGroup) -> None:
         self._actor = actor
-        self._inference = inference
+        self._ports = {asked: (port, Codec(ASKED[asked])) for asked, port in ports.items()}
         self._tasks = tasks
-        self._codec = Codec(InferenceControllerPort)
         self._asking: dict[int, anyio.CancelScope] = {}
 
     def give(self, question: Question) -> None:
@@ -41,14 +40,15 @@ class Answers:
     async def _answer(self, question: Question, method: str, scope: anyio.CancelScope) -> None:
         try:
             with scope:
-                reply = await self._ask(method, question.args)
+                reply = await self._ask(question.asked, method, question.args)
                 self._actor.reply.remote(question.number, reply)
         finally:
             del self._asking[question.number]
 
-    async def _ask(self, method: str, args: bytes) -> Reply:
+    async def _ask(self, asked: Asked, method: str, args: bytes) -> Reply:
         try:
-            ask = partial(getattr(self._inference, method), *self._codec.decode_args(method, args))
-            return Reply(result=self._codec.encode_result(await owned(method, ask)))
+            port, codec = self._ports[asked]
+            ask = partial(getattr(port, method), *codec.decode_args(method, args))
+            return Reply(result=codec.encode_result(await owned(method, ask)))
         except Exception as exc:  # noqa: BLE001 - it is the worker's
             return Reply(failure=encode_failure(exc))

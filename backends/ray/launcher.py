@@ -11,15 +11,15 @@ import ray
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
+from backends._reachable import Reachable
 from backends.ray.actor import WorkloadActor
-from backends.ray.messages import LaunchOrder
+from backends.ray.messages import Asked, LaunchOrder
 from backends.ray.placement import Place, RayPlacement
 from backends.ray.session import Session
 from backends.ray.worker import RayWorker
 from protocols.aio import open_tasks
 from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
 from protocols.errors import InvariantError, PortFailed, WorkerLost
-from protocols.inference import InferenceControllerPort
 from protocols.messages import WorkerId
 
 _MARGIN_S = 25.0  # beyond the patience: what the system may take to end a killed process
@@ -42,7 +42,7 @@ class Manner:
     compute_processes: int
 
 
-class RayLauncher:
+class RayLauncher(Reachable):
     """Starts an actor for each workload, where it was reserved.
 
     Args:
@@ -56,13 +56,13 @@ class RayLauncher:
     def __init__(
         self, tasks: TaskGroup, session: Session, placement: RayPlacement, directory: Any, manner: Manner
     ) -> None:
+        super().__init__()
         self._tasks = tasks
         self._session = session
         self._placement = placement
         self._directory = directory
         self._manner = manner
         self._numbers = count()
-        self._inference: InferenceControllerPort | None = None
         self._workers: dict[WorkerId, RayWorker] = {}
 
     async def launch(self, spec: WorkloadSpec) -> None:
@@ -87,10 +87,12 @@ class RayLauncher:
 
     def _start(self, spec: WorkloadSpec, place: Place) -> RayWorker:
         manner = self._manner
+        served: dict[Asked, Any] = {"inference": self.inference, "roles": self.roles}
+        ports = {asked: port for asked, port in served.items() if port is not None}
         order = LaunchOrder(
             spec=spec,
             threads=int(place.cpus) or max(1, int(place.node_cpus) // manner.compute_processes),
-            inference=self._inference is not None,
+            asked=tuple(ports),
             mark=f"{self._session.mark}{next(self._numbers)}:",
             beat_s=manner.heartbeat_s / _BEATS,
         )
@@ -102,7 +104,7 @@ class RayLauncher:
         )
         handle = actor.remote(order, self._directory)
         return RayWorker(
-            order, handle, self._session, self._inference,
+            order, handle, self._session, ports,
             heartbeat_s=manner.heartbeat_s, patience_s=manner.patience_s,
         )  # fmt: skip
 
@@ -116,12 +118,6 @@ class RayLauncher:
             await checkpoint()
             raise WorkerLost(worker=worker_id, cause="no such worker")
         return await worker.call(method, args)
-
-    async def serve(self, endpoint: str, port: InferenceControllerPort) -> None:
-        """Answer the questions of workers launched from now on with ``port``, whatever the name of ``endpoint``."""
-        del endpoint
-        await checkpoint()
-        self._inference = port
 
     async def poll(self) -> dict[WorkerId, WorkerState]:
         """Return every worker that was launched and not killed."""

@@ -1,7 +1,17 @@
 """What goes between the controller and the actor of a worker, beside the bytes of a port's codec."""
 
+from typing import Literal
+
 from protocols.backend import WorkloadSpec
+from protocols.inference import InferenceControllerPort
 from protocols.messages import Message
+from protocols.roles import RolesPort
+
+Asked = Literal["inference", "roles"]
+"""Of whom a worker asks: the engines, or the other workers."""
+
+ASKED: dict[Asked, type] = {"inference": InferenceControllerPort, "roles": RolesPort}
+"""Their ports, which the controller answers for."""
 
 
 class LaunchOrder(Message, frozen=True, kw_only=True):
@@ -10,14 +20,14 @@ class LaunchOrder(Message, frozen=True, kw_only=True):
     Attributes:
         spec: What to open.
         threads: For ``OMP_NUM_THREADS``, where the job does not say.
-        inference: Whether the controller answers for the engines.
+        asked: Whom the controller answers for.
         mark: What all carry that the worker starts.
         beat_s: How long the worker may leave the controller's question unanswered.
     """
 
     spec: WorkloadSpec
     threads: int
-    inference: bool
+    asked: tuple[Asked, ...]
     mark: str
     beat_s: float
 
@@ -44,8 +54,9 @@ class Reply(Message, frozen=True, kw_only=True):
 
 
 class Question(Message, frozen=True, kw_only=True):
-    """A call of a worker to the engines; without a method it takes back the call of that number."""
+    """A call of a worker to the controller; without a method it takes back the call of that number."""
 
     number: int
+    asked: Asked
     method: str | None
     args: bytes = b""

@@ -1,7 +1,7 @@
 """One worker, from the start of its actor to the end of its process, as the controller sees it."""
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -19,13 +19,12 @@ from backends._failures import decode_failure
 from backends._hosting import PORTS, described, not_opened
 from backends.ray.answers import Answers
 from backends.ray.calls import carried, result_of
-from backends.ray.messages import Facts, LaunchOrder, Question, Reply
+from backends.ray.messages import Asked, Facts, LaunchOrder, Question, Reply
 from backends.ray.process import end_worker
 from backends.ray.session import Session
 from protocols.aio import open_tasks, owned
 from protocols.backend import WorkerState
 from protocols.errors import ConductorError, PortFailed, WorkerLost
-from protocols.inference import InferenceControllerPort
 from protocols.wire import Codec
 
 log = structlog.get_logger(__name__)
@@ -48,7 +47,7 @@ class RayWorker:
         order: What it hosts.
         actor: Handle of its ``WorkloadActor``.
         session: The connection.
-        inference: Answers its questions.
+        ports: Answer its questions.
         heartbeat_s: For how long it may be silent.
         patience_s: How long it may take to close.
     """
@@ -58,7 +57,7 @@ class RayWorker:
         order: LaunchOrder,
         actor: Any,
         session: Session,
-        inference: InferenceControllerPort | None,
+        ports: Mapping[Asked, Any],
         *,
         heartbeat_s: float,
         patience_s: float,
@@ -67,7 +66,7 @@ class RayWorker:
         self._name = order.spec.worker_id
         self._actor = actor
         self._session = session
-        self._inference = inference
+        self._ports = ports
         self._heartbeat_s = heartbeat_s
         self._patience_s = patience_s
         self._codec = Codec(PORTS[order.spec.section])
@@ -192,7 +191,7 @@ class RayWorker:
 
     async def _listen(self, tasks: TaskGroup) -> None:
         """Answer its questions, and kill it when it has none and does not say so either."""
-        answers = Answers(self._actor, self._inference, tasks)
+        answers = Answers(self._actor, self._ports, tasks)
         while (questions := await self._questions()) is not None:
             for question in questions:
                 answers.give(question)

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from conductor.control.client import ask
+from conductor.control.messages import Request
 from conductor.inspection import read_record
 from conductor.loading import read_job
 from conductor.review.chronicle import chronicle
@@ -65,4 +66,4 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _goes_on(run_dir: str) -> bool:
-    return ask(Path(run_dir), "status", patience_s=_PATIENCE_S) is not None
+    return ask(Path(run_dir), Request(command="status"), patience_s=_PATIENCE_S) is not None

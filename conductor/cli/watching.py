@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conductor.control.client import ask
+from conductor.control.messages import Request
 from conductor.core.status import RunStatus
 from protocols.errors import PortFailed
 
@@ -37,7 +38,7 @@ def watching(run_dir: str | None, look: Callable[[RunStatus], None] | None) -> G
 def _watch(run_dir: Path, look: Callable[[RunStatus], None], over: threading.Event) -> None:
     while not over.wait(_EVERY_S):
         try:
-            reply = ask(run_dir, "status", patience_s=_PATIENCE_S)
+            reply = ask(run_dir, Request(command="status"), patience_s=_PATIENCE_S)
         except PortFailed:
             continue  # its loop is blocked, or it has just ended
         if reply is not None and reply.status is not None:

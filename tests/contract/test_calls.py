@@ -56,10 +56,11 @@ async def _sim() -> AsyncGenerator[LauncherPort]:
         pytest.param(_inproc, id="inproc"),
         pytest.param(_sim, id="sim"),
         pytest.param(_processes, id="processes", marks=pytest.mark.real_time),
+        pytest.param("ray_launcher", id="ray", marks=[pytest.mark.real_time, pytest.mark.cluster]),
     ]
 )
 def open_one(request: pytest.FixtureRequest) -> OpenLauncher:
-    return request.param
+    return request.getfixturevalue(request.param) if isinstance(request.param, str) else request.param
 
 
 @asynccontextmanager

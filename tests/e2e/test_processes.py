@@ -22,6 +22,7 @@ from tests.support.small_runs import JOB, ROOT, SMALL, finish, learned, samples
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.timeout(170)]
 
+
 async def test_a_run_on_processes_learns_the_same_to_the_last_bit(tmp_path: Path) -> None:
     """Where a workload runs is nobody's business: at max_age 0, one thread, and a deterministic engine."""
     folders = {kind: tmp_path / kind for kind in ("inproc", "processes")}

@@ -86,7 +86,7 @@ def test_sigterm_ends_a_run_and_its_cluster(tmp_path: Path, place: Path) -> None
 
 
 def test_after_a_kill_the_cluster_ends_and_the_next_run_goes_on(tmp_path: Path, place: Path) -> None:
-    """I75: ``kill -9`` runs no clean-up. The kernel ends the cluster; the next start removes its folder, and resumes."""
+    """I75: ``kill -9`` runs no clean-up. The kernel ends the cluster; the next start removes its folder and resumes."""
     with _running(tmp_path / "run", place) as process:
         _trains(process)
         with Watched(marked(place)) as watched:
