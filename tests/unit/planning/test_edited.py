@@ -238,7 +238,7 @@ def test_two_bundles_share_no_device() -> None:
 
 
 def test_so_many_on_each_node_holds_in_an_edited_plan() -> None:
-    wanted = job(4, rollout=RoleConfig(per_node=2))
+    wanted = job(4, rollout=RoleConfig(per_node=2), judge=RoleConfig(command=("true",)))
 
     def edit(values: dict[str, Any]) -> None:
         worker(values, "rollout/3").update(node="a", domain="a")

@@ -1,6 +1,7 @@
 """Where workers go: by hand, on fleets small enough to check by eye."""
 
 import msgspec
+import pytest
 
 from conductor.config import CollocateConfig, RoleConfig, RunConfig
 from conductor.core.planning.plan import plan
@@ -148,10 +149,11 @@ def test_a_node_that_could_not_take_both_of_two_may_take_the_next_two() -> None:
     assert where(found, "rollout") == ["b[0]", "b[1]", "a[2]", "a[3]"]
 
 
-def test_memory_that_is_taken_is_not_there_for_the_next() -> None:
+@pytest.mark.parametrize("asked", [{"memory_gib": 40}, {"cpus": 4}])
+def test_what_is_taken_is_not_there_for_the_next(asked: dict[str, float]) -> None:
     """W13: what many instances ask for together was never added up."""
     nodes = fleet_of(node("a"), node("b"))
-    judges = RoleConfig(command=("true",), instances=2, memory_gib=40)
+    judges = RoleConfig(command=("true",), instances=2, **asked)
     assert where(made(job(judge=judges), nodes), "judge") == ["a", "b"]
 
 
