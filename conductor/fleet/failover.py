@@ -153,7 +153,8 @@ class Failover:
         """
         with self.attendance.tended():
             tend = {f"failover of {self.role.name}": partial(self._tend, journal)}
-            await all_or_first(tend, beside=partial(self._ask_all, journal))
+            ask = None if self._probe is None else partial(self._ask_all, self._probe, journal)
+            await all_or_first(tend, beside=ask)
 
     async def _tend(self, journal: Journal) -> None:
         while True:
@@ -279,15 +280,8 @@ class Failover:
     def _hanging(self, worker: WorkerId) -> WorkerLost:
         return WorkerLost(worker=worker, cause=f"it left {_SILENCES} probes of {self._answer_s:g} s unanswered")
 
-    async def _ask_all(self, journal: Journal) -> None:
+    async def _ask_all(self, probe: Probe, journal: Journal) -> None:
         """Ask every worker again and again whether it answers."""
-        probe = self._probe
-        if probe is None:
-            await anyio.sleep_forever()
-        else:
-            await self._ask_with(probe, journal)
-
-    async def _ask_with(self, probe: Probe, journal: Journal) -> None:
         while True:
             await anyio.sleep(_LOOK_S)
             there = [worker for worker in self.members if worker not in self.attendance.away]

@@ -4,6 +4,7 @@ Nothing is imported anew, so a mutant costs no more than the compilation of its 
 """
 
 import ast
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -69,6 +70,8 @@ def codes_in(code: CodeType) -> dict[str, CodeType]:
 def _bare(value: Any) -> FunctionType | None:
     if isinstance(value, property):
         value = value.fget
+    if isinstance(value, cached_property):
+        value = value.func
     value = getattr(value, "__func__", value)
     value = getattr(value, "__wrapped__", value)
     return value if isinstance(value, FunctionType) else None

@@ -3,9 +3,26 @@
 from collections.abc import Mapping
 
 _LOG = "only a line of the log depends on it"
+_WORDS = "only the words of a message depend on it"
 _YIELDS = "the lock behind it yields as well; without it the call would still reach a checkpoint"
 
 SURVIVORS: Mapping[str, Mapping[str, str]] = {
+    "conductor.core.planning.placing": {
+        "_why_not: bound: len(reasons) > 1": _WORDS,
+    },
+    "conductor.core.planning.request": {
+        "_environments: one: instances - 1": _WORDS,
+        "_team_problems: bound: len(members) > 1": "one role cannot be at odds with itself",
+        "_team_problems: bound: times > 1 (2)": _WORDS,
+    },
+    "conductor.core.settlements": {
+        "Settlements.complete: bound: known >= version": "the checkpoint that is complete is among those that are kept",
+    },
+    "conductor.abort": {
+        "end: bound: tried_s + until_next_s > ctx.cfg.deadlines.reconcile": (
+            "no pause is drawn that ends exactly at the deadline"
+        ),
+    },
     "conductor.stages.admit": {
         "_Supply.wave: bound: len(self._together(ctx)) == len(self._drawn) < most": (
             "one prompt more is drawn and kept for the next wave; the record knows admitted ones only"
@@ -14,19 +31,19 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "_granted: bound: granted <= 0": "of no grant the sampler admits none: it is asked in vain",
     },
     "conductor.stages.batch": {
-        "_take_in: no call: ctx.changed.ring() (2)": "recording what was graded has rung already",
+        "_take_in: no call: at_hand(graded)": "what waits there is followed one by one: speed",
     },
     "conductor.stages.checkpoint": {
         "_keep: bound: 0 < ctx.cfg.checkpoint.compact_events <= ctx.recorded (2)": (
             "the record is summed up one event later, at the checkpoint after this one"
         ),
+        "_write: no finally: ctx.saving = None": "what leaves it by an error ends the run: nobody waits for it",
     },
     "conductor.stages.evaluate": {
         "evaluate_last: no call: ctx.enter('evaluating')": "a word for whoever watches",
         "_play: no finally: evaluation.running -= 1": (
             "what leaves it by an error ends the run, or the evaluation, and nobody counts any more"
         ),
-        "_clear: not: unconfirmed": _LOG,
         "_once: not: isinstance(grade, GradeFault)": "the prompt has failed either way; what is logged of it differs",
     },
     "conductor.stages.publish": {

@@ -6,9 +6,11 @@ _CORE = "tests/unit/core"
 _POOL = (
     "tests/unit/engines/test_pool.py",
     "tests/unit/engines/test_pool_failures.py",
+    "tests/unit/engines/test_pool_keepers.py",
     "tests/contract/test_inference_controller.py",
 )
 _FLEET = "tests/unit/fleet"
+_PLANNING = tuple(f"tests/unit/planning/test_{name}.py" for name in ("edited", "mistakes", "placing"))
 
 
 def _runs(*names: str) -> tuple[str, ...]:
@@ -19,25 +21,48 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.core.admission": (_CORE, *_runs("pipeline", "idle_steps")),
     "conductor.core.epochs": (_CORE, *_runs("pipeline")),
     "conductor.core.evaluation": _runs("evaluation"),
+    "conductor.core.failover": (f"{_CORE}/test_failover.py", f"{_FLEET}/test_failover.py"),
+    "conductor.core.groups": (_CORE, *_runs("staleness", "ages")),
     "conductor.core.lease": (_CORE, *_runs("admit", "pipeline", "staleness")),
     "conductor.core.leases": (_CORE, *_runs("pipeline", "resume")),
-    "conductor.core.publication": (_CORE, *_runs("pipeline", "publishing")),
+    "conductor.core.patience": (f"{_CORE}/test_patience.py",),
+    "conductor.core.planning.placing": _PLANNING,
+    "conductor.core.planning.plan": _PLANNING,
+    "conductor.core.planning.request": _PLANNING,
+    "conductor.core.planning.rooms": _PLANNING,
+    "conductor.core.planning.sharing": _PLANNING,
+    "conductor.core.planning.verify": _PLANNING,
+    "conductor.core.planning.verify_places": _PLANNING,
+    "conductor.core.planning.wishes": _PLANNING,
+    "conductor.core.publication": (_CORE, *_runs("pipeline", "publishing", "evaluation")),
     "conductor.core.settlements": (_CORE, *_runs("resume")),
     "conductor.core.staleness": (_CORE, *_runs("ages", "staleness")),
     "conductor.core.tally": (_CORE, *_runs("pipeline", "idle_steps", "resume")),
     "conductor.core.waits": (_CORE, "tests/unit/test_bounded.py", *_runs("watchdog")),
     "conductor.stages.admit": _runs("admit", "pipeline", "idle_steps", "resume"),
-    "conductor.stages.batch": _runs("ends", "pipeline", "idle_steps", "ages", "staleness"),
+    "conductor.stages.batch": _runs("ends", "pipeline", "idle_steps", "ages", "staleness", "cost"),
     "conductor.stages.checkpoint": _runs("saving", "resume"),
-    "conductor.stages.evaluate": _runs("evaluation"),
-    "conductor.stages.publish": _runs("ages", "steps", "publishing", "pipeline", "evaluation"),
-    "conductor.stages.reward": _runs("ends", "stop", "pipeline", "abort"),
+    "conductor.stages.evaluate": _runs("evaluation", "reserved_engines"),
+    "conductor.stages.publish": _runs("ages", "steps", "publishing", "pipeline", "evaluation", "reserved_engines"),
+    "conductor.stages.reward": _runs("ends", "stop", "pipeline", "abort", "retries", "durability"),
     "conductor.stages.rollout": _runs("ends", "stop", "pipeline", "abort", "staleness"),
-    "conductor.stages.train": _runs("steps", "saving", "warnings", "pipeline", "idle_steps", "settling"),
-    "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness"),
-    "conductor.settling": _runs("settling_acts", "settling", "abort", "evaluation"),
-    "conductor.resuming": _runs("going_on", "resume", "evaluation"),
+    "conductor.stages.train": _runs(
+        "steps", "saving", "warnings", "pipeline", "idle_steps", "settling", "retries", "durability"
+    ),
+    "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness", "retries"),
+    "conductor.settling": _runs("settling_acts", "settling", "abort", "evaluation", "durability"),
+    "conductor.resuming": (
+        *_runs("going_on", "resume", "evaluation", "durability"),
+        f"{_FLEET}/test_roles_in_a_run.py",
+    ),
+    "conductor.fleet.attendance": (_FLEET,),
+    "conductor.fleet.failover": (_FLEET,),
     "conductor.fleet.group": (_FLEET,),
+    "conductor.fleet.planned": (_FLEET,),
+    "conductor.fleet.reservation": (_FLEET,),
+    "conductor.fleet.spread": (_FLEET,),
+    "conductor.fleet.together": (_FLEET,),
+    "conductor.fleet.undo": (_FLEET,),
     "backends.engines.pool": (*_POOL, *_runs("publishing")),
 }
 """Module -> files or folders of tests.
@@ -46,6 +71,7 @@ Left out are ``core.explanation`` and ``core.status``: they choose words and dec
 """
 
 SLOW = (
+    "test_what_is_restored_is_never_too_old_and_trained_once",
     "test_killed_behind_any_event_it_trains_what_it_would_have_trained",
     "test_stopped_at_any_time_it_has_saved_what_it_trained_and_goes_on_as_if_nothing_had_been",
     "test_any_job_killed_anywhere_trains_the_same",

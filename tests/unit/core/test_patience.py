@@ -55,3 +55,12 @@ def test_pauses_double_up_to_a_bound_and_repeat_themselves(who: str) -> None:
 
 def test_two_do_not_come_back_together() -> None:
     assert len({pause_s(3, f"L{number}") for number in range(100)}) == 100
+
+
+def test_a_call_that_began_when_the_pause_was_over_counts() -> None:
+    """Or who always waits out the pause would be put up with for ever."""
+    patience = Patience(what="grading", allowed=1)
+    patience.fail(lost(), began=0.0, now=0.0)
+    over = pause_s(1, "grading")
+    with pytest.raises(BudgetExhausted):
+        patience.fail(lost(), began=over, now=over)

@@ -219,7 +219,8 @@ def test_devices_of_a_bundle_that_shares_them_stay_shared() -> None:
     wanted = job(2, (group,), policy=RoleConfig(accelerators=2), rollout=RoleConfig(accelerators=1))
     assert verify(made(wanted), wanted, NODES) == ()
     found = verify(edited(put("rollout/1", devices=[3]), made(wanted)), wanted, NODES)
-    assert any("they are to share devices" in problem.why for problem in found)
+    why = "rollout uses [0, 3] and policy [0, 1], and they are to share devices"
+    assert why in [problem.why for problem in found]
     both = verify(edited(put("rollout/1", devices=[0]), made(wanted)), wanted, NODES)
     assert [problem.field for problem in both] == ["rollout/1.devices"], "two engines on one are not what it says"
 
@@ -237,7 +238,7 @@ def test_two_bundles_share_no_device() -> None:
 
 
 def test_so_many_on_each_node_holds_in_an_edited_plan() -> None:
-    wanted = job(4, rollout=RoleConfig(per_node=2))
+    wanted = job(4, rollout=RoleConfig(per_node=2), judge=RoleConfig(command=("true",)))
 
     def edit(values: dict[str, Any]) -> None:
         worker(values, "rollout/3").update(node="a", domain="a")
@@ -260,3 +261,8 @@ def test_a_job_that_is_wrong_itself_is_told_first() -> None:
     assert [problem.field for problem in verify(made(), wrong, NODES)] == ["fleet.roles.x", "fleet.collocate[0].roles"][
         :1
     ]
+
+
+def test_a_node_that_is_exactly_full_is_not_too_full() -> None:
+    wanted = job(1, judge=RoleConfig(command=("true",), memory_gib=64))
+    assert verify(made(wanted), wanted, NODES) == ()

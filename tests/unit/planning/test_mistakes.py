@@ -296,3 +296,10 @@ def test_workloads_that_are_handed_over_are_not_placed() -> None:
     assert isinstance(found, Plan)
     assert {vertex.role for vertex in found.vertices} == {"episode", "reward"}
     assert {edge.callee for edge in found.edges} == {"episode", "reward"}
+
+
+def test_a_variable_of_the_whole_fleet_that_no_process_takes_is_named() -> None:
+    wrong = msgspec.structs.replace(job(), fleet=FleetConfig(environment={"A=B": "1"}))
+    found = plan(wrong, fleet_of(node("a")))
+    assert not isinstance(found, Plan)
+    assert [problem.field for problem in found] == ["fleet.environment.A=B"]

@@ -1,11 +1,13 @@
 """Where workers go: by hand, on fleets small enough to check by eye."""
 
 import msgspec
+import pytest
 
 from conductor.config import CollocateConfig, RoleConfig, RunConfig
 from conductor.core.planning.plan import plan
+from conductor.core.planning.rooms import for_workers
 from protocols.backend import Inventory
-from protocols.fleet import Plan
+from protocols.fleet import Edge, Plan
 from tests.unit.planning.fleets import fleet_of, job, node
 
 
@@ -127,3 +129,56 @@ def test_the_default_plan_of_a_job_that_says_nothing_is_one_of_each() -> None:
         ("controller", "reward"),
         ("episode", "rollout"),
     ]
+
+
+def test_collocated_roles_may_each_name_a_device_of_their_own() -> None:
+    nodes = fleet_of(node("a", accelerators=2))
+    named = {
+        "rollout": RoleConfig(accelerators=1, devices=((0,),)),
+        "reward": RoleConfig(accelerators=1, devices=((1,),)),
+    }
+    found = made(job(1, (CollocateConfig(roles=("rollout", "reward")),), **named), nodes)
+    assert (where(found, "rollout"), where(found, "reward")) == (["a[0]"], ["a[1]"])
+
+
+def test_a_node_that_could_not_take_both_of_two_may_take_the_next_two() -> None:
+    """What was tried there and given back is no bundle of it."""
+    nodes = fleet_of(node("a", accelerators=4), node("b", accelerators=4))
+    mapped = RoleConfig(accelerators=1, per_node=2, devices=((0,), (1,), (2,), (3,)))
+    found = made(job(4, policy=RoleConfig(accelerators=1, devices=((1,),)), rollout=mapped), nodes)
+    assert where(found, "rollout") == ["b[0]", "b[1]", "a[2]", "a[3]"]
+
+
+@pytest.mark.parametrize("asked", [{"memory_gib": 40}, {"cpus": 4}])
+def test_what_is_taken_is_not_there_for_the_next(asked: dict[str, float]) -> None:
+    """W13: what many instances ask for together was never added up."""
+    nodes = fleet_of(node("a"), node("b"))
+    judges = RoleConfig(command=("true",), instances=2, **asked)
+    assert where(made(job(judge=judges), nodes), "judge") == ["a", "b"]
+
+
+def test_the_only_cpu_of_a_machine_is_there_for_workers() -> None:
+    alone = node("a", cpus=1)
+    assert for_workers(alone, fleet_of(alone)).cpus == 1
+    two = node("a", cpus=2)
+    assert for_workers(two, fleet_of(two)).cpus == 1
+
+
+def test_cpus_outside_the_mask_are_not_there() -> None:
+    """W20: a container may be allowed fewer than the machine has."""
+    masked = node("a", cpus=8)
+    masked = msgspec.structs.replace(masked, cpus=masked.cpus[:3])
+    assert for_workers(masked, Inventory(nodes=(masked,))).cpus == 3
+    assert for_workers(msgspec.structs.replace(masked, cpus=()), Inventory(nodes=(masked,))).cpus == 8
+
+
+def test_episodes_call_engines_also_where_nothing_else_is_launched() -> None:
+    found = plan(job(), fleet_of(node("a")), ("train", "reward"))
+    assert isinstance(found, Plan)
+    assert Edge(caller="episode", callee="rollout") in found.edges
+
+
+def test_the_device_behind_the_last_one_of_a_node_is_on_another() -> None:
+    """W20: they are numbered from 0."""
+    nodes = fleet_of(node("a", accelerators=2), node("b", accelerators=4))
+    assert where(made(job(1, rollout=RoleConfig(accelerators=1, devices=((2,),))), nodes), "rollout") == ["b[2]"]
