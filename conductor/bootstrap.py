@@ -14,6 +14,7 @@ from conductor.core.planning.wishes import EPISODE, EVALUATION, POLICY, REWARD, 
 from conductor.core.staleness import SAMPLERS, Policy, Sampler
 from conductor.core.waits import Waits
 from conductor.fleet.attendance import Attendance
+from conductor.fleet.budget import Budget
 from conductor.fleet.failover import Failover, Probe
 from conductor.fleet.group import open_group
 from conductor.fleet.planned import planned, write_plan
@@ -24,7 +25,6 @@ from conductor.fleet.spread import Executors, Graders
 from conductor.ports import EvaluationPorts, Ports, Workloads
 from conductor.validation import find_remainder_problem, site_of
 from protocols.adapters import Host, load_object, resolve
-from protocols.aio import deadline
 from protocols.backend import Backend
 from protocols.errors import ConfigError, InvariantError, Problem, WorkerLost
 from protocols.fleet import Plan
@@ -221,6 +221,7 @@ class _Opener:
         self._given = given
         self.failovers: list[Failover] = []
         self.scaler: Scaler | None = None
+        self._budget = Budget(0.0)  # begun by ``prepare``
         self.roles = RoleDesk(cfg.fleet.queues, patience_s=cfg.deadlines.start)
 
     def bound(self, port: type[P], implementation: P) -> P:
@@ -231,11 +232,18 @@ class _Opener:
         """Hold all that the plan needs, and launch the user's own roles: the others may need them."""
         bundles, placement = self._fleet.bundles, self._bounded.placement
         await self._bounded.launcher.serve_roles(self.roles)
-        held = open_reservations(bundles, placement, stop_s=self.cfg.deadlines.abort)
-        self._reservations = await self._stack.enter_async_context(held)
+        self._budget = self._make_budget()
+        with self._budget.phase(f"the reservation of {', '.join(bundle.name for bundle in bundles)}"):
+            held = open_reservations(bundles, placement, stop_s=self.cfg.deadlines.abort)
+            self._reservations = await self._stack.enter_async_context(held)
         for role in self._fleet.roles:
             if role.name not in ROLES:
                 await self.launch(role.name)
+
+    def _make_budget(self) -> Budget:
+        """Begin the time of the start: one ``deadlines.start`` for each launch that waits for the one before it."""
+        launches = len(self._fleet.roles) if self._at_once else len(self._fleet.vertices)
+        return Budget(self.cfg.deadlines.start * max(1, launches))
 
     async def launch(self, role: str, probe: Probe | None = None) -> Failover:
         """Launch a role's workers; returns what brings back those that are lost."""
@@ -249,7 +257,7 @@ class _Opener:
                 vertices,
                 self._bounded.launcher,
                 self._site,
-                start_s=deadlines.start * (1 if self._at_once else len(vertices)),
+                start_s=self._budget.left_s,
                 stop_s=deadlines.abort,
                 at_once=self._at_once,
             )
@@ -288,7 +296,7 @@ class _Opener:
         make: Callable[..., _Ranks] = load_object(_RANKS, "")
         ranks = make(self._clients(RankPort, failover), revive=failover.restored)
         failover.replaced = ranks.replaced
-        with deadline(f"the rendezvous of {', '.join(failover.members)}", self.cfg.deadlines.start):
+        with self._budget.phase(f"the rendezvous of {', '.join(failover.members)}"):
             await ranks.meet()
         return ranks
 
