@@ -7,6 +7,7 @@
      |   +- WorkerLost            an engine or another worker is gone
      |   +- PayloadLost           bulk data is gone or damaged: its work is to be done again
      |   +- PeersLost             others that worked on the same are gone
+     |   +- SnapshotLost          what was copied for a checkpoint is gone: a later one can be copied
      |   +- EngineBusy            an engine's queue is full
      |   +- EngineStale           an engine holds no confirmed weights
      |   +- DeadlineExceeded      a named wait reached its deadline
@@ -73,6 +74,10 @@ class PayloadLost(Transient):
 
 class PeersLost(Transient):
     """Others that worked on the same went, or did not come; what ended them is the cause."""
+
+
+class SnapshotLost(Transient):
+    """What was copied for a checkpoint went with the process that held it; the trainer is there, and can copy again."""
 
 
 class EngineBusy(Transient):

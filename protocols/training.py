@@ -171,6 +171,9 @@ class TrainerPort(Protocol):
 
         Of the snapshot, where one was taken: other calls may then come meanwhile, but neither ``snapshot`` nor
         ``load``, and on return it is gone. Else of what there is now.
+
+        Raises:
+            SnapshotLost: The snapshot is gone, and the trainer is not.
         """
         ...
 

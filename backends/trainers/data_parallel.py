@@ -10,7 +10,7 @@ import structlog
 from anyio.lowlevel import checkpoint
 
 from protocols.aio import owned
-from protocols.errors import ConductorError, PeersLost, PortFailed, Transient, WorkerLost
+from protocols.errors import ConductorError, PeersLost, PortFailed, SnapshotLost, Transient, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, WeightVersion, WorkerId
 from protocols.training import (
@@ -151,18 +151,18 @@ class DataParallel:
         """Save the snapshot where rank 0 took it, whatever the ranks do meanwhile; else what rank 0 has now.
 
         Raises:
-            Transient: Rank 0 is lost, and the snapshot with it.
+            SnapshotLost: Rank 0 is lost, and the snapshot with it.
         """
         snapshot, self._snapshot = self._snapshot, "none"
         if snapshot == "none":
             return await self._by_first(lambda rank: rank.save(request))
         name, rank = next(iter(self._ranks.items()))
         if snapshot == "lost":
-            raise Transient(f"{name} was lost, and what it was to save with it")
+            raise SnapshotLost(f"{name} was lost, and what it was to save with it")
         try:
             return await rank.save(request)
         except WorkerLost as exc:
-            raise Transient(f"{name} was lost while it saved: {exc}") from exc
+            raise SnapshotLost(f"{name} was lost while it saved: {exc}") from exc
 
     async def load(self, request: CheckpointRequest) -> WeightVersion:
         """Load on every rank."""

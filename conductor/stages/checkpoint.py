@@ -14,7 +14,7 @@ from conductor import checkpoints
 from conductor.context import RunContext
 from conductor.disk import on_disk
 from protocols.aio import bounded_shield
-from protocols.errors import DeadlineExceeded, InvariantError, PortFailed
+from protocols.errors import DeadlineExceeded, InvariantError, PortFailed, SnapshotLost
 from protocols.ledger import CheckpointBegun, Checkpointed
 from protocols.messages import WeightVersion
 from protocols.training import CheckpointRequest
@@ -61,7 +61,7 @@ async def _write(ctx: RunContext, run_dir: str, version: WeightVersion) -> None:
     seconds = ctx.cfg.deadlines.checkpoint
     try:
         with bounded_shield(seconds) as scope:
-            await _save(ctx, checkpoints.folder_of(run_dir), version)
+            await _save_or_put_off(ctx, checkpoints.folder_of(run_dir), version)
     finally:
         ctx.saving = None
         ctx.changed.ring()
@@ -69,11 +69,32 @@ async def _write(ctx: RunContext, run_dir: str, version: WeightVersion) -> None:
         raise DeadlineExceeded(what=f"the checkpoint of v{version}", deadline_s=seconds)
 
 
+async def _save_or_put_off(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
+    """Save, or where the copy was lost let the next step do it: by now the trainer has other parameters.
+
+    Raises:
+        BudgetExhausted: It was lost too often in a row.
+    """
+    patience, began = ctx.patience("writing a checkpoint"), anyio.current_time()
+    try:
+        await _save(ctx, folder, version)
+    except SnapshotLost as exc:
+        patience.fail(exc, began=began, now=anyio.current_time())
+        ctx.log.warning("checkpoint.lost", step=version, failures=patience.failures, error=str(exc))
+        ctx.checkpoint_wanted = True
+    else:
+        patience.succeed()
+
+
 async def _save(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
     began, began_at_s = anyio.current_time(), ctx.seconds
     admitted = ctx.table.settlements.cuts[version].admitted
     aside = await _on_disk(ctx, lambda: checkpoints.aside(folder, version))
-    written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
+    try:
+        written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
+    except SnapshotLost:
+        await _on_disk(ctx, lambda: checkpoints.remove(aside))
+        raise
     if written != version:
         raise InvariantError(f"the trainer saved v{written} where v{version} is trained")
     path = await _on_disk(ctx, lambda: checkpoints.seal(aside, run_id=ctx.run_id, version=version, admitted=admitted))

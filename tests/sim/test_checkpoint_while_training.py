@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from backends.ledgers.memory import MemoryLedger
@@ -12,7 +13,7 @@ from backends.sim.prompts import ScriptedPrompts
 from backends.sim.trainer import ScriptedTrainer
 from backends.sim.virtual_time import run_virtual
 from conductor.config import CheckpointConfig, Deadlines, RunConfig
-from protocols.errors import DeadlineExceeded, PortFailed
+from protocols.errors import BudgetExhausted, DeadlineExceeded, PortFailed, SnapshotLost
 from protocols.ledger import CheckpointBegun, Checkpointed, LedgerEvent, Stepped
 from protocols.messages import WeightVersion
 from protocols.training import CheckpointRequest
@@ -57,6 +58,40 @@ async def test_steps_are_taken_while_a_checkpoint_is_written(tmp_path: Path) -> 
     ]  # fmt: skip
     assert max(record.metrics["time/checkpoint_s"] for record in result.metrics) == 0
     assert result.checkpoint == str(tmp_path / "checkpoints" / "step-4")
+
+
+class Losing(ScriptedTrainer):
+    """Loses what it copied while it writes it, the first ``losses`` times."""
+
+    losses = 2
+
+    async def save(self, request: CheckpointRequest) -> WeightVersion:
+        if self._snapshot is None or not self.losses:
+            return await super().save(request)
+        self.losses -= 1
+        self._snapshot = None
+        await anyio.sleep(0.5)
+        raise SnapshotLost("policy/0 was lost while it saved")
+
+
+async def test_a_copy_that_is_lost_is_taken_again_after_the_next_step(tmp_path: Path) -> None:
+    """A rank that dies while it saves takes the copy with it; the others go on, and so does the run."""
+    ledger = MemoryLedger()
+    result = await run_scripted(config(tmp_path, steps=7), scripted(Losing), ledger)
+    assert told(ledger._events) == [
+        "step 1", "step 2", "begun 2", "step 3", "begun 3", "step 4", "begun 4", "complete 4",
+        "step 5", "step 6", "begun 6", "complete 6", "step 7", "complete 7",
+    ]  # fmt: skip
+    assert result.steps == 7
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-6", "step-7"]
+
+
+async def test_copies_that_are_lost_again_and_again_end_the_run(tmp_path: Path) -> None:
+    class Loser(Losing):
+        losses = 1000
+
+    with pytest.raises(BudgetExhausted, match="writing a checkpoint: 3 failures, 2 allowed by retries"):
+        await run_scripted(config(tmp_path, steps=50, retries=2), scripted(Loser))
 
 
 async def test_one_is_written_at_a_time(tmp_path: Path) -> None:

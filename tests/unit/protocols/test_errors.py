@@ -66,6 +66,7 @@ EXITS = {
     "WorkerLost": 3,
     "PayloadLost": 3,
     "PeersLost": 3,
+    "SnapshotLost": 3,
     "EngineBusy": 3,
     "EngineStale": 3,
     "DeadlineExceeded": 3,

@@ -5,7 +5,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from backends.trainers.data_parallel import DataParallel
-from protocols.errors import BudgetExhausted, PeersLost, PortFailed, Transient, WorkerLost
+from protocols.errors import BudgetExhausted, PeersLost, PortFailed, SnapshotLost, Transient, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, PayloadRef, WeightVersion, WorkerId
 from protocols.training import (
@@ -321,8 +321,11 @@ async def test_a_snapshot_goes_with_the_rank_that_took_it(when: str) -> None:
         fleet.trainer.replaced(NAMES[0])
     else:
         fleet.ranks[NAMES[0]].dies_in = "save"
-    with pytest.raises(Transient, match="lost"):
+    with pytest.raises(SnapshotLost, match="lost"):
         await fleet.trainer.save(CheckpointRequest(path="1"))
+    await fleet.trainer.snapshot()  # what there is now can be copied
+    await fleet.trainer.save(CheckpointRequest(path="2"))
+    assert fleet.launches == [2 if when == "meanwhile" else 1, 1, 1]
 
 
 async def test_a_snapshot_is_saved_while_the_ranks_step() -> None:
