@@ -7,6 +7,7 @@ starts dies with the thread that started it.
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ _OF_A_LOCAL_CLUSTER = {
     "RAY_AUTH_MODE": "disabled",  # else it leaves a token in the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+_ANSWER_S = 5.0
 _FAILURES = (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError, rx.RayError)
 
 
@@ -54,6 +56,7 @@ def open_session(cfg: Config) -> Generator[Session]:
     if ray.is_initialized():
         raise UserError("this process is connected to a Ray cluster already; ray.shutdown() ends that")
     if cfg.address is not None:
+        _find_listener(cfg.address)
         with _connected(f"no Ray cluster answers at {cfg.address}", address=cfg.address):
             yield _session(f"{_cluster()}:")
         return
@@ -90,6 +93,21 @@ def _connected(otherwise: str, **options: Any) -> Generator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _find_listener(address: str) -> None:
+    """Look whether anybody listens there: Ray itself asks for a minute before it gives up.
+
+    Raises:
+        PortFailed: Nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return  # "auto": Ray knows
+    try:
+        socket.create_connection((host, int(port)), _ANSWER_S).close()
+    except OSError as exc:
+        raise PortFailed(f"no Ray cluster answers at {address}: {exc}") from exc
 
 
 @contextmanager

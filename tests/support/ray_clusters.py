@@ -76,8 +76,9 @@ def open_cluster(*, nodes: int, cpus: int = 2) -> Generator[RayCluster]:
         patch.setenv("RAY_TMPDIR", folder)  # where it notes which cluster is this machine's
         patch.setenv("PYTHONPATH", os.getcwd())  # noqa: PTH109
         head = {"num_cpus": cpus, "_system_config": _FAST, "temp_dir": str(sessions), "object_store_memory": _STORE}
-        cluster = Cluster(initialize_head=True, head_node_args={**head, "include_dashboard": False})
+        cluster = Cluster()
         try:
+            cluster.add_node(**head, include_dashboard=False)
             made = RayCluster(cluster)
             for _ in range(nodes - 1):
                 made.add_node(num_cpus=cpus)

@@ -1,0 +1,197 @@
+"""Workers in actors: what ends them, what they find, and that nothing of them is left."""
+
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+
+from backends import ray as backend
+from protocols.backend import Backend, ReserveRequest, Resources, WorkloadSpec
+from protocols.errors import Infeasible, PortFailed, UserError, WorkerLost
+from protocols.messages import PayloadRef, WorkerId
+from protocols.sections import Section, Site
+from tests.support.hosted import running
+from tests.support.pids import Watched
+from tests.support.probe import KIND, asking, told
+from tests.support.ray_clusters import RayCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.real_time, pytest.mark.timeout(240)]
+
+PROBE = WorkerId("reward/0")
+
+
+def spec(run_dir: Path | None = None, **environment: str) -> WorkloadSpec:
+    return WorkloadSpec(
+        worker_id=PROBE,
+        section="reward",
+        adapter=Section(kind=KIND),
+        site=Site(job_dir="/", run_dir=None if run_dir is None else str(run_dir)),
+        reservation_id=PROBE,
+        environment=environment,
+    )
+
+
+@asynccontextmanager
+async def opened(cluster: RayCluster, **options: object) -> AsyncGenerator[Backend]:
+    cfg = backend.Config(address=cluster.address, **options)  # pyright: ignore[reportArgumentType]
+    async with backend.open(cfg, Site(job_dir="/")) as made:
+        yield made
+
+
+async def ask(made: Backend, what: str, argument: str = "") -> str:
+    return told(await made.launcher.call(PROBE, "grade", (asking(what, argument),)))
+
+
+async def test_a_kill_from_outside_is_told_at_once_and_what_it_started_ends(ray_cluster: RayCluster) -> None:
+    """I03, I04: the caller learns it when it happens; I75: strays hold the accelerator for whoever comes next."""
+    async with opened(ray_cluster) as made:
+        await made.launcher.launch(spec(PROBE="set"))
+        assert (await ask(made, "at_import")).startswith("set "), "the environment is there before the adapter is"
+        strays = [int(pid) for pid in (await ask(made, "spawn", "sleep 600")).split()]
+        pid = int(await ask(made, "pid"))
+        assert (await made.launcher.poll())[PROBE].pid == pid
+
+        async def call() -> None:
+            with pytest.raises(WorkerLost, match=PROBE):
+                await ask(made, "wait")
+
+        with Watched([pid, *strays]) as watched, anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                tasks.start_soon(call)
+                await ask(made, "echo")
+                os.kill(pid, signal.SIGKILL)
+            assert watched.left(0.0) == set()
+        assert await running(made.launcher) == {PROBE: False}
+
+
+async def test_a_worker_that_stands_still_is_found_by_its_heartbeat(ray_cluster: RayCluster) -> None:
+    """Ray sees a connection that is open, and waits for ever."""
+    async with opened(ray_cluster, heartbeat_s=3.0) as made:
+        await made.launcher.launch(spec())
+        pid = int(await ask(made, "pid"))
+        with Watched([pid]) as watched, anyio.fail_after(60):
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(WorkerLost, match=r"did not answer for 3 s"):
+                await ask(made, "wait")
+            assert watched.left(0.0) == set()
+
+
+async def test_a_call_that_nobody_waits_for_is_over_when_its_caller_goes_on(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    """Ray lets the actor's task run when its caller is cancelled: the abort is a message of its own."""
+    async with opened(ray_cluster) as made:
+        await made.launcher.launch(spec(tmp_path))
+        with anyio.move_on_after(0.5) as scope:
+            await ask(made, "wait")
+        assert scope.cancelled_caught
+        assert await anyio.Path(tmp_path / "logs" / "reward-0.log").read_text() == "the call has ended\n"
+        assert await ask(made, "echo", "it") == "it", "the worker is as before"
+
+
+async def test_a_node_that_is_gone_loses_its_workers_and_its_places_move(ray_cluster: RayCluster) -> None:
+    """A placement group that is bound to a node that died stays pending for ever."""
+    node = ray_cluster.add_node(num_cpus=3)
+    async with opened(ray_cluster) as made:
+        inventory = await made.placement.inventory()
+        assert inventory.own_processes
+        (name,) = [one.name for one in inventory.nodes if one.total.cpus == 3]
+        asked = ReserveRequest(reservation_id=PROBE, resources=Resources(cpus=1), node=name)
+        await made.placement.reserve(asked)
+        await made.launcher.launch(spec())
+        pid = int(await ask(made, "pid"))
+        with Watched([pid]) as watched:
+            ray_cluster.kill_node(node)
+            with pytest.raises(WorkerLost), anyio.fail_after(60):
+                await ask(made, "wait")
+            await made.launcher.kill(PROBE)
+            await made.launcher.launch(spec())
+            assert watched.left(30.0) == set()
+        assert int(await ask(made, "pid")) != pid
+        nodes = (await made.placement.inventory()).nodes
+        assert name not in [one.name for one in nodes]
+        assert sum(one.total.cpus - one.free.cpus for one in nodes) == 1, "it holds elsewhere what it held"
+        with pytest.raises(Infeasible) as refused:
+            await made.placement.reserve(ReserveRequest(reservation_id="big", resources=Resources(cpus=3)))
+        assert (refused.value.asked, refused.value.available) == (3, 2)
+
+
+async def test_an_object_ends_with_the_process_that_put_it_and_the_store_says_so(ray_cluster: RayCluster) -> None:
+    """A group whose payload is gone is generated again; it is no reason to suspect whoever wanted to read it."""
+    ref = PayloadRef(owner="p.1/L0/0/", key="group")
+    async with opened(ray_cluster) as made:
+        await made.payloads.put(ref, {"x": b"1"})
+        assert await made.payloads.get(ref) == {"x": b"1"}
+        holder = ray.remote(_Holder).remote()
+        (held,) = await holder.put.remote()
+        ray.kill(holder)
+        await made.payloads._directory.keep.remote(ref, [held])  # pyright: ignore  # noqa: PGH003
+        with pytest.raises(WorkerLost, match="payload store"), anyio.fail_after(60):
+            await made.payloads.get(ref)
+
+
+class _Holder:
+    async def put(self) -> list[object]:
+        return [ray.put(b"x" * 200_000)]
+
+
+async def test_tensors_come_back_to_the_last_bit_from_the_store_itself(ray_cluster: RayCluster) -> None:
+    torch = pytest.importorskip("torch")
+    weights = {
+        "w": torch.arange(300_000, dtype=torch.float32).reshape(300, 1000),
+        "t": torch.ones(3, 4).t(),
+        "half": torch.ones(5, dtype=torch.bfloat16),
+        "none": torch.empty(0, 7),
+        "one": torch.tensor(3),
+    }
+    ref = PayloadRef(owner="weights/1", key="parameters")
+    async with opened(ray_cluster) as made:
+        await made.payloads.put(ref, weights)
+        got = await made.payloads.get(ref)
+        assert {name: (one.dtype, one.shape) for name, one in got.items()} == {
+            name: (one.dtype, one.shape) for name, one in weights.items()
+        }
+        assert all(torch.equal(got[name], one) for name, one in weights.items())
+        again = await made.payloads.get(ref)
+        assert got["w"].data_ptr() == again["w"].data_ptr(), "both lie where the store has them"
+        await made.payloads.release("weights/")
+        assert torch.equal(got["w"], weights["w"]), "whoever still reads keeps it"
+
+
+async def test_where_nobody_answers_is_told_at_once() -> None:
+    """Ray itself goes on asking for a minute."""
+    cfg = backend.Config(address="127.0.0.1:1")
+    with pytest.raises(PortFailed, match="no Ray cluster answers"), anyio.fail_after(10):
+        async with backend.open(cfg, Site(job_dir="/")):
+            pass
+
+
+async def test_a_process_has_one_connection(ray_cluster: RayCluster) -> None:
+    """A second one would end the first when it closes."""
+    async with opened(ray_cluster):
+        with pytest.raises(UserError, match="connected"):
+            async with opened(ray_cluster):
+                pass
+        assert ray.is_initialized()
+    assert not ray.is_initialized()
+
+
+def test_options_that_cannot_work_are_refused_before_anything_starts() -> None:
+    site = Site(job_dir="/")
+    fields = {
+        "backend.address": backend.Config(address="ray://10.0.0.1:10001"),
+        "backend.folder": backend.Config(folder="/tmp/" + "long" * 10),  # noqa: S108
+    }
+    for field, cfg in fields.items():
+        (problem,) = backend.check(cfg, site)
+        assert problem.field == field
+    assert list(backend.check(backend.Config(), site)) == []
