@@ -48,7 +48,7 @@ smollm2-full: $(SMOLLM2)
 
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev,report,datasets,lora,reasoning]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev,report,tensorboard,prometheus,datasets,lora,reasoning]'
 	touch $@
 
 # planted bugs take minutes and tell of the tests, not of the code: `make mutants`
