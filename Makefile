@@ -60,7 +60,7 @@ test-vllm: .venv-vllm/.installed $(SMOLLM2) $(VENV)/.test-extras
 
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,datasets,lora,reasoning,http,serve]' openai
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,datasets,lora,reasoning,http,serve]' openai
 	touch $@
 
 # planted bugs take minutes and tell of the tests, not of the code: `make mutants`

@@ -58,6 +58,15 @@ main.add_command(engine)
 
 
 @main.command()
+@click.argument("folder", default=".", type=click.Path())
+def init(folder: str) -> None:
+    """Write a commented job and its task into FOLDER, which run as they are."""
+    from conductor.cli.starting import write_starter  # noqa: PLC0415 - a run needs none of it
+
+    _exit(lambda: write_starter(folder))
+
+
+@main.command()
 @_JOB
 @_SET
 @_BACKEND

@@ -13,7 +13,7 @@ from conductor.review.chronicle import Chronicle, Span, chronicle
 from conductor.review.curves import CHARTS, Chart, Curves, evaluation_curves, parts_chart, step_curves, why_empty
 from conductor.review.picks import STEPS_WITH_SAMPLES, Pick, SlowGroup, picks, slowest
 from conductor.review.shares import PARTS, Part, Verdict, shares, verdict
-from conductor.review.troubles import Trouble, by_event, failures, warnings_in
+from conductor.review.troubles import Trouble, by_event, failures, undelivered, warnings_in
 from protocols.ledger import Incident
 from protocols.messages import Message
 
@@ -118,7 +118,7 @@ def report_on(cfg: RunConfig, *, live: bool) -> RunReport:
         lives=tuple(told.lives),
         incidents=tuple(map(_lost, told.incidents)),
         failures=failures(told, warnings),
-        warnings=by_event(warnings),
+        warnings=(*undelivered(folder), *by_event(warnings)),
         slowest=slow,
         samples=samples,
         empty={},

@@ -11,6 +11,7 @@ from protocols.grading import GradeFault
 from protocols.messages import LeaseId, Message
 
 _LOG = "log.jsonl"
+_UNDELIVERED = "undelivered-*.jsonl"
 _QUIET = b'"level":"info"'
 _TEXT_KEYS = ("error", "detail", "why", "message")
 _LONGEST = 2_000
@@ -48,6 +49,18 @@ def by_event(warnings: list[dict[str, Any]]) -> tuple[Trouble, ...]:
         found[name] = (times + 1, first)
     rows = sorted(found.items(), key=lambda item: -item[1][0])
     return tuple(Trouble(kind=name, times=times, first=first) for name, (times, first) in rows)
+
+
+def undelivered(run_dir: Path) -> tuple[Trouble, ...]:
+    """Return how many records each tracker did not take, and the first reason."""
+    found: list[Trouble] = []
+    for path in sorted(run_dir.glob(_UNDELIVERED)):
+        with path.open("rb") as file:
+            entries = list(_entries(iter(file)))
+        if entries:
+            kind = f"tracker.{path.stem.partition('-')[2]}"
+            found.append(Trouble(kind=kind, times=len(entries), first=_text(entries[0])))
+    return tuple(found)
 
 
 def warnings_in(run_dir: Path) -> list[dict[str, Any]]:

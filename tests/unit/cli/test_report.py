@@ -90,6 +90,16 @@ def test_failures_are_told_by_class_with_the_first_message(tmp_path: Path) -> No
     assert warned["reward.failed"]["first"]
 
 
+def test_what_a_tracker_did_not_take_is_told(tmp_path: Path) -> None:
+    """A tracker that is down stops no run, so somebody has to hear of it."""
+    run_dir = ran(tmp_path)
+    line = '{"step":1,"metrics":{},"error":"ConnectionError: nobody listens"}\n'
+    (Path(run_dir) / "undelivered-mlflow.jsonl").write_text(line * 3, encoding="utf-8")
+    (run,) = shown(run_dir)["runs"]
+    told = {"kind": "tracker.mlflow", "times": 3, "first": "ConnectionError: nobody listens"}
+    assert run["warnings"] == [told]
+
+
 def test_a_run_that_goes_on_is_reported(tmp_path: Path) -> None:
     """Who watches for hours looks at the page long before the end."""
     pytest.importorskip("plotly")
