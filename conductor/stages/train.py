@@ -28,6 +28,7 @@ from protocols.training import BatchLease, GroupRow, SampleRow, StageRequest, St
 
 _SHORTENED = 0.95
 _JUDGED_FROM = 10  # steps after which a ratio of lengths says something
+_MISMATCHED = 0.02  # nats a token, on the mean; half precision alone stays below
 
 
 async def run(
@@ -205,6 +206,7 @@ async def _close_step(
     compares = ALGORITHMS[ctx.cfg.algorithm].compares
     if compares and not any(row.advantage for group in batch.groups for row in group.samples):
         ctx.log.warning("step.taught_nothing", step=report.version, why="the rewards of each group are all equal")
+    _tell_of_mismatch(ctx, metrics)
     ctx.checkpoint_s = 0.0
     record = StepRecord(step=report.version, metrics=metrics)
     await _remember(ctx, record)
@@ -212,6 +214,20 @@ async def _close_step(
     ctx.log.info("step.trained", step=record.step, **metrics)
     for tracker in ctx.ports.trackers:
         await tracker.log(record)
+
+
+def _tell_of_mismatch(ctx: RunContext, metrics: dict[str, float]) -> None:
+    """Warn where engines and trainer compute other probabilities with the same weights."""
+    apart = metrics.get("mismatch/mean", 0.0)
+    if metrics["age/max"] == 0 and apart > _MISMATCHED:
+        ctx.log.warning(
+            "engines.disagree",
+            mean_nats=apart,
+            max_nats=metrics.get("mismatch/max"),
+            why="engines and trainer give the same tokens other probabilities",
+            mend="compute in one precision, see what docs/engines.md says of log-probabilities, "
+            "or correct for it: train.importance = 'token'",
+        )
 
 
 def _length_ratio(ctx: RunContext, leases: tuple[Lease, ...]) -> float:

@@ -17,7 +17,7 @@ from backends.engines._http.files import WeightFiles
 from backends.engines._http.opening import ServerOptions
 from backends.roles import command as program
 from protocols.adapters import Host
-from protocols.aio import bounded_shield, deadline
+from protocols.aio import deadline
 from protocols.errors import Transient, UserError, WorkerLost
 
 _ASK_EVERY_S = 0.2
@@ -104,7 +104,7 @@ async def _weight_files(cfg: ServerOptions, host: Host, number: int) -> AsyncGen
     try:
         yield files
     finally:
-        with bounded_shield(_REMOVE_S):
+        with anyio.move_on_after(_REMOVE_S, shield=True):
             await anyio.to_thread.run_sync(files.remove)
             if made is not None:
                 await anyio.to_thread.run_sync(shutil.rmtree, made, True)

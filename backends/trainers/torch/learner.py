@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from backends.trainers.torch import mismatch
 from backends.trainers.torch.models import Models
 from backends.trainers.torch.options import Config
 from backends.trainers.torch.passes import backward
@@ -239,6 +240,8 @@ class Learner:
             each.append(metrics | self._step(window, rates))
         metrics = {name: math.fsum(one[name] for one in each) / len(each) for name in each[0]}
         metrics["ratio/max"] = max(one["ratio/max"] for one in each)
+        for name in (mismatch.APART, mismatch.LARGEST, mismatch.RATIO, mismatch.ESS):
+            metrics[name] = each[0][name]  # later ones tell what this step has changed
         metrics["train/updates"] = float(len(each))
         for name in ("train/tokens", "train/samples", "train/micro_batches"):
             metrics[name] *= len(window.minibatches)  # of one pass over the batch
@@ -269,13 +272,13 @@ class Learner:
     def _pass(self, minibatch: Minibatch, interrupt: Callable[[], None]) -> dict[str, float]:
         """Add the gradients of a minibatch, of all ranks."""
         sums: dict[str, float] = {}
-        largest, read, filled = 0.0, 0, 0
+        largest, apart, read, filled = 0.0, 0.0, 0, 0
         for part in minibatch.parts:
             interrupt()
             added = backward(part, minibatch.totals, self._models, self._cfg, self._objective)
             for name, value in added.sums.items():
                 sums[name] = sums.get(name, 0.0) + value
-            largest = max(largest, added.largest)
+            largest, apart = max(largest, added.largest), max(apart, added.mismatch)
             read, filled = read + part.micro.input_ids.numel(), filled + part.read
         for stepper in self.steppers.values():
             self._ranks.add_up_gradients(stepper.parameters)
@@ -290,7 +293,8 @@ class Learner:
         read, filled = sums.pop(_READ), sums.pop(_FILLED)
         return {
             **dict.fromkeys(("loss", "ratio/mean", "clip_fraction", "entropy", "kl/behaviour"), 0.0),
-            **sums,
+            **mismatch.concluded(sums),
+            mismatch.LARGEST: self._ranks.largest(apart),
             "ratio/max": self._ranks.largest(largest),
             "train/padding_fraction": 1 - filled / read if read else 0.0,
         }

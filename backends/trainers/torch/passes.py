@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backends.trainers.torch import ratios
+from backends.trainers.torch import mismatch, ratios
 from backends.trainers.torch.aggregation import Totals, token_shares
 from backends.trainers.torch.divergence import k3, penalty
 from backends.trainers.torch.models import Models
@@ -24,10 +24,12 @@ class Added(NamedTuple):
     Attributes:
         sums: By name, what the sum over passes makes the mean over tokens, or the loss.
         largest: The largest ratio.
+        mismatch: The largest difference from the log-probabilities of who drew the tokens.
     """
 
     sums: dict[str, float]
     largest: float
+    mismatch: float
 
 
 def backward(part: Part, totals: Totals, models: Models, cfg: Config, objective: Objective) -> Added:
@@ -58,7 +60,8 @@ def backward(part: Part, totals: Totals, models: Models, cfg: Config, objective:
     sums = dict(zip(("loss", *of_tokens), [loss.item(), *means.tolist()], strict=True))
     if value is not None:
         sums["value/loss"] = torch.dot(shares, value.loss.detach()).item()
-    return Added(sums, terms.policy.ratio.max().item())
+    apart = mismatch.largest(scores.logprobs.detach(), micro.behaviour, micro.weights)
+    return Added(sums, terms.policy.ratio.max().item(), apart)
 
 
 def _value_backward(part: Part, models: Models, cfg: Config, shares: Tensor) -> ValueLoss | None:
@@ -79,6 +82,7 @@ def _of_tokens(part: Part, scores: Scores, terms: Terms, value: ValueLoss | None
         "clip_fraction": terms.policy.clipped.float(),
         "entropy": scores.entropy,
         "kl/behaviour": k3(ratios.of_tokens(logprobs, part.micro.behaviour)),
+        **mismatch.of_tokens(logprobs, part.micro.behaviour),
     }
     if part.reference is not None:
         found["kl/reference"] = k3(ratios.of_tokens(part.reference, logprobs))

@@ -161,6 +161,7 @@ def test_metrics_of_a_step() -> None:
     metrics = learner.train_step(batch.lease, batch.payloads).metrics
     assert metrics.keys() == {
         "loss", "grad_norm", "entropy", "clip_fraction", "ratio/mean", "ratio/max", "kl/behaviour", "lr",
+        "mismatch/mean", "mismatch/max", "mismatch/ratio", "mismatch/ess",
         "train/tokens", "train/samples", "train/micro_batches", "train/padding_fraction", "train/skipped",
         "train/updates",
     }  # fmt: skip

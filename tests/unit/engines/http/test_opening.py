@@ -1,0 +1,39 @@
+"""Which server an engine is: what a job may say of it."""
+
+import pytest
+
+from backends.engines import sglang, vllm
+from backends.engines._http.server import open_server_engine
+from backends.engines._http.vllm import VllmDialect
+from backends.sim.payloads import ScriptedPayloads
+from protocols.adapters import Host
+from protocols.backend import Ranks
+from protocols.errors import UserError
+from protocols.sections import Section
+from tests.support.batches import site
+
+URL = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("adapter", [vllm, sglang])
+def test_every_mistake_is_named(adapter: object) -> None:
+    def fields(**options: object) -> list[str]:
+        model = Section(kind="scratch", options=dict(options.pop("model", {})))  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return [problem.field for problem in adapter.check(adapter.Config(**options), site(model))]  # pyright: ignore[reportAttributeAccessIssue]
+
+    assert fields(urls=(URL,)) == []
+    assert fields(command=("serve", "--port={port}")) == []
+    assert fields() == ["engine.urls"]
+    assert fields(urls=(URL,), command=("serve", "{port}")) == ["engine.urls"]
+    assert fields(command=("serve",)) == ["engine.command"]
+    assert fields(urls=("localhost:8000", "ftp://host")) == ["engine.urls", "engine.urls"]
+    assert fields(urls=(URL,), model={"lora": {"rank": 4}}) == ["model.lora"]
+
+
+async def test_an_engine_without_a_server_of_its_own_is_refused() -> None:
+    """Two engines on one server would load weights into it against each other."""
+    ranks = Ranks(world=2, role=1, node=0, local=2)
+    host = Host(site=site(), payloads=ScriptedPayloads(), ranks=ranks)
+    with pytest.raises(UserError, match="names 1 servers, and there is an engine number 2"):
+        async with open_server_engine(vllm.Config(urls=(URL,)), host, lambda one: VllmDialect(one, "raw")):
+            pass
