@@ -4,8 +4,8 @@ What a worker starts inherits its environment, and with it ``MARK``. That names 
 nothing foreign is found, whatever became of its number; and what left the worker's group, or outlived the worker, is
 found all the same. Plain blocking functions.
 
-Between its start and its first instruction a program has no environment to be read: for some ten milliseconds, a quarter
-of a second on a busy machine. It is waited for, or what was started last would be missed.
+Between its start and its first instruction a program has no environment to be read: for some ten milliseconds, a
+quarter of a second on a busy machine. It is waited for, or what was started last would be missed.
 """
 
 import os

@@ -105,7 +105,7 @@ class SlowToCommit(MemoryLedger):
 async def test_stopped_while_a_step_is_written_down_it_saves_nothing_under_the_name_of_the_one_before(
     tmp_path: Path, version: int, kept: list[int]
 ) -> None:
-    """I57: a signal between the trainer's step and its record made a checkpoint that was neither of both, and failed."""
+    """I57: a signal between the trainer's step and its record made a checkpoint that was neither, and failed."""
     scripted, ledger = slow(), SlowToCommit(WeightVersion(version))
     async with anyio.create_task_group() as group:
         group.start_soon(run_scripted, saving(tmp_path, every=2), scripted, ledger)
