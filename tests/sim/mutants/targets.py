@@ -51,10 +51,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     ),
     "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness", "retries"),
     "conductor.settling": _runs("settling_acts", "settling", "abort", "evaluation", "durability"),
-    "conductor.resuming": (
-        *_runs("going_on", "resume", "evaluation", "durability"),
-        f"{_FLEET}/test_roles_in_a_run.py",
-    ),
+    "conductor.resuming": _runs("going_on", "resume", "evaluation", "durability"),
     "conductor.fleet.attendance": (_FLEET,),
     "conductor.fleet.failover": (_FLEET,),
     "conductor.fleet.group": (_FLEET,),
