@@ -185,8 +185,8 @@ class Scaler:
             with deadline(f"the launch of {', '.join(workers)}", self._job.deadlines.start * len(workers)):
                 await hold.failover.grow(plan.workers(role))
         except (Transient, PortFailed, UserError):
-            await hold.failover.grow(self.fleet.workers(role))  # ends what was launched
-            await hold.reservations.release([bundle.name for bundle in bundles])
+            await hold.failover.grow(self.fleet.workers(role))  # noqa: ASYNC120 - ends what was launched; cut, the run ends it
+            await hold.reservations.release([bundle.name for bundle in bundles])  # noqa: ASYNC120 - as before
             raise
         hold.pool.add({worker: hold.client(worker) for worker in workers})
 
