@@ -88,7 +88,7 @@ class RayLauncher(Reachable):
     def _start(self, spec: WorkloadSpec, place: Place) -> RayWorker:
         manner = self._manner
         served: dict[Asked, Any] = {"inference": self.inference, "roles": self.roles}
-        ports = {asked: port for asked, port in served.items() if port is not None}
+        ports: dict[Asked, Any] = {asked: port for asked, port in served.items() if port is not None}
         order = LaunchOrder(
             spec=spec,
             threads=int(place.cpus) or max(1, int(place.node_cpus) // manner.compute_processes),

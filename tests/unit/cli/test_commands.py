@@ -168,9 +168,8 @@ def test_help_names_the_commands_and_the_exit_codes() -> None:
     assert "Exit codes" in result.stdout
     assert isinstance(main, click.Group)
     assert sorted(main.commands) == [
-        "checkpoint", "engine", "init", "inspect", "plan", "report", "resume", "run", "scale", "simulate", "status", "stop",
-        "trace",
-        "validate", "why",
+        "checkpoint", "engine", "init", "inspect", "plan", "report", "resume", "run", "scale", "simulate", "status",
+        "stop", "trace", "validate", "why",
     ]  # fmt: skip
     for command in main.commands:
         assert f"\n  {command} " in result.stdout
