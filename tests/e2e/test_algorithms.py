@@ -41,26 +41,31 @@ LOSSES = {
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
-async def learn(run_dir: Path, *overrides: str) -> RunResult:
-    """Check that the reward of guessing, 0.1, becomes one of at least 0.5."""
+async def learn(run_dir: Path, *overrides: str, reward: float) -> RunResult:
+    """Check that the reward of guessing, 0.1, becomes one of at least ``reward``."""
     result = await Conductor.run(load_config(JOB, overrides=[*SMALL, *overrides], run_dir=str(run_dir)))
     assert result.reward_first is not None
     assert result.reward_last is not None
     assert result.reward_first < 0.2
-    assert result.reward_last >= 0.5
+    assert result.reward_last >= reward
     assert result.accounts.balanced
-    shown = {"loss", "kl/behaviour", "entropy", "clip_fraction", "ratio/mean", "length/mean", "grad_norm"}
-    assert all(shown <= record.metrics.keys() for record in result.metrics)
+    shown = {"loss", "kl/behaviour", "entropy", "clip_fraction", "ratio/mean", "grad_norm"}
+    for record in result.metrics:
+        assert shown <= record.metrics.keys()
+        graded = record.metrics["tokens/completion"] > 0
+        assert {"length/mean", "reward/mean"} & record.metrics.keys() == (
+            {"length/mean", "reward/mean"} if graded else set()
+        )
     return result
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 async def test_every_algorithm_learns(tmp_path: Path, name: str) -> None:
-    await learn(tmp_path / "run", f"train.algorithm={name}")
+    await learn(tmp_path / "run", f"train.algorithm={name}", "steps=80", reward=0.9)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 async def test_every_loss_learns_one_version_behind(tmp_path: Path, name: str) -> None:
     """On policy all losses have one gradient; only where tokens are older do they differ."""
-    result = await learn(tmp_path / "run", "max_age=1", *LOSSES[name])
+    result = await learn(tmp_path / "run", "max_age=1", *LOSSES[name], reward=0.5)
     assert max(record.metrics["age/max"] for record in result.metrics) == 1
