@@ -18,8 +18,8 @@ from conductor.jobfile import JOB_FILE
 from conductor.result import RunResult
 from conductor.resuming import evaluations_of, steps_of
 from protocols.errors import ConductorError, EngineBusy, UserError
-from protocols.ledger import Admitted, Evaluated, Resumed, Stepped
-from protocols.messages import WeightVersion
+from protocols.ledger import Admitted, Evaluated, Incident, Resumed, Stepped
+from protocols.messages import WeightVersion, WorkerId
 from protocols.prompts import SourceState
 from protocols.rollouts import RolloutLease
 from protocols.tracking import StepRecord
@@ -60,12 +60,13 @@ class Folder:
         self.evaluated = evaluated
         self.ledger = MemoryLedger()
         self.tracker = ForgetfulTracker()
+        self.compact_events = 0
 
     def cfg(self, steps: int = 4) -> RunConfig:
         return run_config(
             steps=steps,
             run_dir=str(self.run_dir),
-            checkpoint=CheckpointConfig(every=1),
+            checkpoint=CheckpointConfig(every=1, compact_events=self.compact_events),
             evaluation=EvaluationConfig(every=1, samples=1) if self.evaluated else None,
         )
 
@@ -97,6 +98,21 @@ async def test_each_step_is_in_the_trackers_once(folder: Folder) -> None:
     await folder.live()
     assert folder.tracker.rewound == [2]
     assert folder.tracker.held == [1, 2, 3, 4]
+
+
+async def test_what_was_lost_in_an_earlier_life_is_told_after_the_record_is_summed_up(folder: Folder) -> None:
+    """``inspect --incidents`` tells of the whole run, and a compaction writes what the resumed life remembers."""
+    await folder.be_stopped()
+    lost = Incident(
+        role="rollout", workers=(WorkerId("rollout/0"),), cause="worker", level="worker", attempts=1, verdict="restored",
+        detail="killed by signal 9", version=WeightVersion(1), seconds=2.0,
+    )  # fmt: skip
+    await folder.ledger.append((lost,))
+    folder.compact_events = 1
+    await folder.live()
+    events = await folder.ledger.replay()
+    assert not any(isinstance(event, Resumed) for event in events), "it was summed up"
+    assert [event for event in events if isinstance(event, Incident)] == [lost]
 
 
 async def test_the_job_lies_in_the_folder_as_it_was_last_run(folder: Folder) -> None:

@@ -110,6 +110,8 @@ class Connection:
             raise self._lost(exc) from exc
 
     async def _once(self, method: str, path: str, body: bytes | None) -> bytes:
+        if self._client.is_closed:  # the engine was ended, and some call comes late
+            raise WorkerLost(worker=self.name, cause="it was ended")
         headers = None if body is None else {"content-type": "application/json"}
         answer = await self._client.request(method, path, content=body, headers=headers)
         if answer.status_code >= HTTPStatus.BAD_REQUEST:

@@ -60,6 +60,8 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
     },
     "conductor.settling": {
         "settle_run: no call: failed[0].add_note(f'then {type(error).__name__}: {error}')": _LOG,
+        "settle_run: no call: await sweep(ctx)": "the next start tidies the spool as well: until then a file lies there",
+        "settle_run: no block: with _tried(failed): (6)": "a sweep says itself that it failed; only its deadline gets out",
     },
     "conductor.resuming": {
         "restore: no call: ctx.enter('resuming')": "a word for whoever watches",

@@ -280,3 +280,11 @@ async def test_answers_that_are_no_answers_are_told() -> None:
             await connection.get_text("/broken")
         with pytest.raises(Transient, match="cannot be understood"):
             await connection.get("/odd", dict[str, str])
+
+
+async def test_a_call_after_the_end_finds_the_engine_lost() -> None:
+    """A keeper may come late to an engine that is being ended: no foreign exception crosses the port."""
+    async with new_plain_client("http://127.0.0.1:1") as client:
+        connection = Connection(client, "server")
+    with pytest.raises(WorkerLost, match="it was ended"):
+        await connection.get_text("/health")
