@@ -18,6 +18,7 @@ from protocols.errors import WorkerLost
 from protocols.inference import InferenceControllerPort, Sampling
 from protocols.ledger import AbortConfirmed, Aborting, Incident, LedgerEvent
 from protocols.messages import WorkerId
+from protocols.roles import RolesPort
 from protocols.sections import Section
 from tests.support.runs import run_config
 
@@ -48,6 +49,9 @@ class SilencedLauncher:
 
     async def serve(self, endpoint: str, port: InferenceControllerPort) -> None:
         await self._launcher.serve(endpoint, port)
+
+    async def serve_roles(self, port: RolesPort) -> None:
+        await self._launcher.serve_roles(port)
 
     async def poll(self) -> dict[WorkerId, WorkerState]:
         return await self._launcher.poll()
