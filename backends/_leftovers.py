@@ -19,6 +19,7 @@ MARK = "CONDUCTOR_WORKER"
 """Variable of the environment: the state folder of the run, and the number of the launch."""
 
 _GONE_S = 5.0
+_NEW_S = 2.0
 _AGAIN_S = 0.002  # until a program that is being started is looked at again
 _PROC = Path("/proc")
 
@@ -68,16 +69,22 @@ def carries(pid: int, mark: str, deadline: float) -> bool:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_AGAIN_S)
+        if not environ:  # it may have begun between the two looks
+            environ = (process / "environ").read_bytes()
         return any(variable.startswith(start) for variable in environ.split(b"\0"))
     except OSError:  # another user's, or gone
         return False
 
 
 def _is_being_started(process: Path) -> bool:
-    """Return whether a process has memory, but no place of its environment in it yet: see proc_pid_stat(5)."""
+    """Return whether a process is new and has memory, but nothing in the place of its environment: proc_pid_stat(5).
+
+    One that is not new was started with an empty environment.
+    """
     fields = (process / "stat").read_bytes().rpartition(b")")[2].split()  # from the third on
-    memory, environment_end = int(fields[23 - 3]), int(fields[51 - 3])
-    return memory > 0 and environment_end == 0
+    began_s = int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
+    memory, environment, end = (int(fields[number - 3]) for number in (23, 50, 51))
+    return memory > 0 and end <= environment and time.clock_gettime(time.CLOCK_BOOTTIME) - began_s < _NEW_S
 
 
 def _ends(process: int, deadline: float) -> bool:

@@ -58,9 +58,12 @@ class WorkloadActor:
                 await owned("workload", self._stay_open)
         except Exception as exc:  # noqa: BLE001 - it is the controller's
             self._failure = exc
-            lost = WorkerLost(worker=self._order.spec.worker_id, cause=described(exc))
-            lost.__cause__ = exc
-            failure = encode_failure(lost)
+            if self._settled.is_set():
+                lost = WorkerLost(worker=self._order.spec.worker_id, cause=described(exc))
+                lost.__cause__ = exc
+                failure = encode_failure(lost)
+            else:
+                failure = self._why_not_open()
         self._workload = None
         self._settled.set()
         await self._end_calls()
@@ -89,10 +92,12 @@ class WorkloadActor:
     async def opened(self) -> bytes:
         """Wait until the workload is open; returns why it is not, or nothing."""
         await self._settled.wait()
-        if self._workload is not None:
-            return b""
+        return b"" if self._workload is not None else self._why_not_open()
+
+    def _why_not_open(self) -> bytes:
         error = not_opened(self._order.spec, self._failure)
-        error.__cause__ = self._failure
+        if error is not self._failure:
+            error.__cause__ = self._failure
         return encode_failure(error)
 
     async def close(self) -> None:

@@ -78,6 +78,7 @@ class RayWorker:
         self._facts: Facts | None = None
         self._opened = False
         self._failure: Exception | None = None
+        self._said = b""  # its own failure, as it told of it
         self._verdict = ""
         self._left: list[int] = []
 
@@ -105,6 +106,8 @@ class RayWorker:
             if self._closing.is_set():
                 raise not_opened(self._order.spec, None)
             await self._ended.wait()
+            if self._said:
+                raise decode_failure(self._said)
             raise not_opened(self._order.spec, ActorEnded(self._lost().cause)) from self._failure
         self._opened = True
 
@@ -177,8 +180,8 @@ class RayWorker:
             try:
                 self._facts = await result_of(self._actor.facts.remote(), self._name)
                 tasks.start_soon(owned, "questions", partial(self._listen, tasks), name=f"questions of {self._name}")
-                failure = await result_of(self._actor.host.remote(), self._name)
-                self._failure = decode_failure(failure) if failure else None
+                self._said = await result_of(self._actor.host.remote(), self._name)
+                self._failure = decode_failure(self._said) if self._said else None
             except ConductorError as exc:
                 self._failure = exc
             tasks.cancel_scope.cancel()

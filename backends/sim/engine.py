@@ -277,7 +277,7 @@ class SimEngine:
 
     def _advance(self) -> None:
         """Let the time since the last event count."""
-        now = anyio.current_time()
+        now = asyncio.get_running_loop().time()  # in a timer there is no task, by which anyio would know its loop
         passed, self._at = now - self._at, now
         if passed > 0:
             if self._standing:

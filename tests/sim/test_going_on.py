@@ -104,8 +104,8 @@ async def test_what_was_lost_in_an_earlier_life_is_told_after_the_record_is_summ
     """``inspect --incidents`` tells of the whole run, and a compaction writes what the resumed life remembers."""
     await folder.be_stopped()
     lost = Incident(
-        role="rollout", workers=(WorkerId("rollout/0"),), cause="worker", level="worker", attempts=1, verdict="restored",
-        detail="killed by signal 9", version=WeightVersion(1), seconds=2.0,
+        role="rollout", workers=(WorkerId("rollout/0"),), cause="worker", level="worker", attempts=1,
+        verdict="restored", detail="killed by signal 9", version=WeightVersion(1), seconds=2.0,
     )  # fmt: skip
     await folder.ledger.append((lost,))
     folder.compact_events = 1

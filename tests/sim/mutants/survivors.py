@@ -59,9 +59,8 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "_length_ratio: bound: ratio < _SHORTENED": "of a ratio of exactly 0.95 nobody need be warned",
     },
     "conductor.settling": {
-        "settle_run: no call: failed[0].add_note(f'then {type(error).__name__}: {error}')": _LOG,
-        "settle_run: no call: await sweep(ctx)": "the next start tidies the spool as well: until then a file lies there",
-        "settle_run: no block: with _tried(failed): (6)": "a sweep says itself that it failed; only its deadline gets out",
+        "settle_run: no call: await sweep(ctx)": "the next start tidies the spool as well: till then a file lies there",
+        "settle_run: no block: with _tried(failed):": "a sweep says itself that it failed; only its deadline gets out",
     },
     "conductor.resuming": {
         "restore: no call: ctx.enter('resuming')": "a word for whoever watches",

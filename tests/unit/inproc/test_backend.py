@@ -180,7 +180,7 @@ def test_the_kinds_that_ship_are_the_files() -> None:
     assert "function" in known_kinds("reward")
     assert known_kinds("episode") == ("single_turn",)
     assert known_kinds("ledger") == ("memory", "sqlite")
-    assert known_kinds("tracker") == ("jsonl",)
+    assert known_kinds("tracker") == ("jsonl", "mlflow", "prometheus", "tensorboard", "wandb")
 
 
 async def test_a_cancelled_run_finds_its_workers_alive() -> None:

@@ -87,4 +87,4 @@ def test_weights_that_cannot_be_read_are_the_users_error(folder: Path) -> None:
 def test_models_that_ship_are_known() -> None:
     """Modules beside adapters are no kinds."""
     assert known_kinds("model") == ("pretrained", "scratch")
-    assert known_kinds("engine") == ("torch",)
+    assert known_kinds("engine") == ("sglang", "torch", "vllm")
