@@ -5,12 +5,13 @@ from typing import get_args
 import anyio
 import pytest
 
+from backends.ledgers.memory import MemoryLedger
 from conductor.config import RunConfig
 from conductor.simulation.laws import broken
 from conductor.simulation.life import Life, in_simulation, live
 from protocols.faults import FaultPlan
 from protocols.inference import PublishMode, PublishReceipt, Sampling, WeightsManifest
-from protocols.ledger import Graded
+from protocols.ledger import Graded, Stepped
 from tests.support.runs import run_config, run_scripted
 from tests.support.scripted.workloads import scripted_workloads
 
@@ -73,3 +74,12 @@ async def test_weights_are_kept_for_as_long_as_engines_load_them() -> None:
     assert result.steps == 20
     assert len(loaded) < 21, "no version was overtaken: nothing was tested"
     assert not scripted.payloads.held
+
+
+async def test_the_record_says_when_weights_were_published() -> None:
+    """Issue H: where the time of a step went is read from the record; the first one is over when its clock begins."""
+    ledger = MemoryLedger()
+    await run_scripted(run_config(steps=3), scripted_workloads(100, publish_s=0.5), ledger)
+    spans = [event.publishes for event in ledger._events if isinstance(event, Stepped)]
+    assert [len(one) for one in spans] == [1, 1, 1]
+    assert [ended - began for ((began, ended),) in spans] == pytest.approx([0.0, 0.5, 0.5], abs=0.01)

@@ -15,6 +15,7 @@ from conductor.core.publication import Publication
 from conductor.ports import Workloads
 from conductor.result import RunResult
 from conductor.validation import find_problems, site_of
+from protocols.aio import open_tasks
 from protocols.errors import InvariantError, PortFailed
 from protocols.faults import parse_plan
 from protocols.inference import Sampling, WeightsManifest
@@ -48,6 +49,7 @@ class Told:
     owners: frozenset[str]
     unstopped: list[str]
     trace: list[str]
+    most_weights = 0
 
     def loads(self, engine: str) -> list[tuple[float, int]]:
         """Return when an engine had loaded which version."""
@@ -69,8 +71,18 @@ def run(cfg: RunConfig, faults: str = "") -> Told:
             workloads = Workloads(
                 prompts=world.prompts, ledger=world.ledger, trackers=(), evaluation_prompts=ScriptedPrompts(20)
             )
+
+            async def watch() -> None:
+                while True:
+                    held = sum(owner.startswith("weights/") for owner in world.owners())
+                    told.most_weights = max(told.most_weights, held)
+                    await anyio.sleep(0.5)
+
             try:
-                told.result = await Conductor.run(cfg, backend=world.backend, workloads=workloads)
+                async with open_tasks() as tasks:
+                    tasks.start_soon(watch)
+                    told.result = await Conductor.run(cfg, backend=world.backend, workloads=workloads)
+                    tasks.cancel_scope.cancel()
             finally:
                 told.events, told.owners = await world.record(), world.owners()
                 told.trace = world.observed.trace or []
@@ -99,6 +111,7 @@ def test_an_evaluation_on_its_own_engines_holds_nothing_up(max_age: int) -> None
         assert record.metrics["eval/version"] == record.step
         assert (record.metrics["eval/prompts"], record.metrics["eval/failed"]) == (12.0, 0.0)
     assert versions(told)[-1] == 20, "the last one is evaluated as well"
+    assert 1 < told.most_weights <= 4, "served, staged, published and evaluated: older ones are released at once"
     assert not told.owners
     assert not told.unstopped
 

@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from backends.sim.grader import alternating
 from conductor.config import FilterConfig, RunConfig
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.rollouts import RolloutLease
+from protocols.training import BatchLease, StepReport
 from tests.support.runs import run_config, run_scripted
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
 
@@ -49,3 +51,31 @@ async def test_steps_whose_rewards_are_all_equal_are_told_of(tmp_path: Path, rew
     """I62: a run in which nothing is learned looked like any other."""
     cfg = run_config(filter=FilterConfig(equal_rewards="keep"), run_dir=str(tmp_path))
     assert (await warnings(cfg, scripted_workloads(100, rewards=rewards))).count("step.taught_nothing") == warned
+
+
+def disagreeing(nats: float) -> ScriptedWorkloads:
+    """Return a trainer that gives the engines' tokens other probabilities than they did."""
+    scripted = scripted_workloads(100)
+    step = scripted.trainer.train_step
+
+    async def train_step(batch: BatchLease) -> StepReport:
+        report = await step(batch)
+        return msgspec.structs.replace(report, metrics={**report.metrics, "mismatch/mean": nats})
+
+    scripted.trainer.train_step = train_step
+    return scripted
+
+
+@pytest.mark.parametrize(("nats", "warned"), [(0.021, 2), (0.02, 0)])
+async def test_engines_that_compute_something_else_than_the_trainer_are_told_of(
+    tmp_path: Path, nats: float, warned: int
+) -> None:
+    """Issue G: train and inference mismatch, a warning with the mend."""
+    cfg = run_config(run_dir=str(tmp_path))
+    assert (await warnings(cfg, disagreeing(nats))).count("engines.disagree") == warned
+
+
+async def test_older_weights_are_no_disagreement(tmp_path: Path) -> None:
+    """What an older version made has other probabilities by right."""
+    cfg = run_config(steps=6, max_age=2, run_dir=str(tmp_path))
+    assert 0 < (await warnings(cfg, disagreeing(1.0))).count("engines.disagree") < 6

@@ -24,14 +24,11 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "conductor.stages.admit": {
-        "_Supply.wave: bound: len(self._together(ctx)) == len(self._drawn) < most": (
+        "_Supply.wave: bound: len(self._drawn) < most": (
             "one prompt more is drawn and kept for the next wave; the record knows admitted ones only"
         ),
         "_Supply.wave: bound: anyio.current_time() > until": "a wave may end a tick earlier: speed",
         "_granted: bound: granted <= 0": "of no grant the sampler admits none: it is asked in vain",
-    },
-    "conductor.stages.batch": {
-        "_take_in: no call: at_hand(graded)": "what waits there is followed one by one: speed",
     },
     "conductor.stages.checkpoint": {
         "_keep: bound: 0 < ctx.cfg.checkpoint.compact_events <= ctx.recorded (2)": (
@@ -50,13 +47,11 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "publish_pending: not: readiness.lost": _LOG,
     },
     "conductor.stages.reward": {
-        "_grade: no call: await graded.send(lease_id)": (
-            "what is graded stands in the table, and recording it has rung already"
-        ),
         "_before: bound: lease_number(lease_id) < number": "no group is filtered before itself",
     },
     "conductor.stages.train": {
         "_length_ratio: bound: ratio < _SHORTENED": "of a ratio of exactly 0.95 nobody need be warned",
+        "run: no call: await sweep(ctx)": "the next start tidies the spool as well: till then files lie there",
     },
     "conductor.settling": {
         "settle_run: no call: await sweep(ctx)": "the next start tidies the spool as well: till then a file lies there",

@@ -41,7 +41,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.core.waits": (_CORE, "tests/unit/test_bounded.py", *_runs("watchdog")),
     "conductor.stages.admit": _runs("admit", "pipeline", "idle_steps", "resume"),
     "conductor.stages.batch": _runs("ends", "pipeline", "idle_steps", "ages", "staleness", "cost"),
-    "conductor.stages.checkpoint": _runs("saving", "resume"),
+    "conductor.stages.checkpoint": _runs("saving", "resume", "checkpoint_while_training"),
     "conductor.stages.evaluate": _runs("evaluation", "reserved_engines"),
     "conductor.stages.publish": _runs("ages", "steps", "publishing", "pipeline", "evaluation", "reserved_engines"),
     "conductor.stages.reward": _runs("ends", "stop", "pipeline", "abort", "retries", "durability"),
