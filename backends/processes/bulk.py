@@ -4,16 +4,16 @@ What is read is mapped, not copied: however many processes of a machine use the 
 mapping stays whole when the file is removed or replaced.
 """
 
-import importlib
 import math
 import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
+from backends._messages import decoded, encoded
 from backends._tensors import dtype_name, is_tensor, tensor_bytes, tensor_over
 from protocols.backend import Bulk
 from protocols.messages import Message
@@ -51,9 +51,8 @@ def encode(value: Bulk) -> list[bytes | memoryview]:
         TypeError: It holds something that is neither a tensor nor bytes, or is no message.
     """
     if isinstance(value, Message):
-        body = msgspec.msgpack.encode(value)
-        kind = type(value)
-        return [*_head(_Head(message=f"{kind.__module__}:{kind.__qualname__}", arrays=(), size=len(body))), body]
+        name, body = encoded(value)
+        return [*_head(_Head(message=name, arrays=(), size=len(body))), body]
     arrays: list[_Array] = []
     parts: list[bytes | memoryview] = []
     end = 0
@@ -95,19 +94,11 @@ def read(path: Path) -> Bulk:
     if begin + head.size != size:
         raise Unreadable(f"it has {size} bytes, not {begin + head.size}")
     if head.message is not None:
-        return _message(head.message, mapped[begin:])
+        try:
+            return decoded(head.message, mapped[begin:])
+        except ValueError as exc:
+            raise Unreadable(str(exc)) from exc
     return {one.name: _array(mapped, one, begin) for one in head.arrays}
-
-
-def _message(name: str, body: bytes) -> Message:
-    module, _, attribute = name.partition(":")
-    try:
-        kind: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            kind = getattr(kind, part)
-        return cast("Message", msgspec.msgpack.decode(body, type=kind))
-    except (ImportError, AttributeError, msgspec.MsgspecError) as exc:
-        raise Unreadable(f"it is no {name} here: {exc}") from exc
 
 
 def _array(mapped: mmap.mmap, one: _Array, begin: int) -> Any:

@@ -1,27 +1,23 @@
 """Hosts each workload in a process of its own, and carries the calls."""
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-import anyio
 from anyio.abc import TaskGroup, UNIXSocketStream
 from anyio.lowlevel import checkpoint
 
-from backends._reachable import Reachable
 from backends._state import State
+from backends._workers import Workers, open_workers
 from backends.processes.calls import Desk, LaunchOrder
 from backends.processes.child import start_child
 from backends.processes.output import LogFile, Output, to_stderr
 from backends.processes.process import WorkerProcess
-from protocols.aio import open_tasks
-from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
-from protocols.errors import InvariantError, PortFailed, Transient, WorkerLost
+from protocols.backend import LauncherPort, WorkloadSpec
+from protocols.errors import Transient
 from protocols.inference import InferenceControllerPort
-from protocols.messages import WorkerId
 from protocols.roles import RolesPort
 
 _MARGIN_S = 15.0  # beyond the patience: what the kernel may take to end a killed process
@@ -44,7 +40,7 @@ class Manner:
     reserve_bytes: int
 
 
-class ProcessLauncher(Reachable):
+class ProcessLauncher(Workers[WorkerProcess]):
     """Starts a process for each workload.
 
     Args:
@@ -55,13 +51,11 @@ class ProcessLauncher(Reachable):
     """
 
     def __init__(self, tasks: TaskGroup, state: State, payloads: Path, manner: Manner) -> None:
-        super().__init__()
-        self._tasks = tasks
+        super().__init__(tasks, gone_s=manner.patience_s + _MARGIN_S)
         self._state = state
         self._payloads = payloads
         self._manner = manner
         self._numbers = count()
-        self._workers: dict[WorkerId, WorkerProcess] = {}
 
     async def launch(self, spec: WorkloadSpec) -> None:
         """Start a process and open the workload in it; where that fails or is cancelled, nothing remains.
@@ -72,11 +66,8 @@ class ProcessLauncher(Reachable):
             Transient: The system has no room for another process.
         """
         await checkpoint()
-        if spec.worker_id in self._workers:
-            raise InvariantError(f"worker {spec.worker_id} was launched before and not killed")
+        self._expect(spec.worker_id)
         worker = await self._start(spec)
-        self._workers[spec.worker_id] = worker
-        self._tasks.start_soon(worker.run, name=f"worker {spec.worker_id}")
         order = LaunchOrder(
             spec=spec,
             payloads=str(self._payloads),
@@ -84,12 +75,7 @@ class ProcessLauncher(Reachable):
             inference=self.inference is not None,
             roles=self.roles is not None,
         )
-        try:
-            await worker.open(order)
-        except BaseException:
-            with anyio.move_on_after(self._manner.patience_s + _MARGIN_S, shield=True):
-                await self.kill(spec.worker_id)
-            raise
+        await self._host(spec.worker_id, worker, partial(worker.open, order))
 
     async def _start(self, spec: WorkloadSpec) -> WorkerProcess:
         mark = f"{self._state.folder}:{next(self._numbers)}:"
@@ -116,68 +102,10 @@ class ProcessLauncher(Reachable):
             spec, child, stream, desk, output, heartbeat_s=manner.heartbeat_s, patience_s=manner.patience_s
         )
 
-    async def call(self, worker_id: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a workload's method; see ``LauncherPort.call``. It ends when the process does.
 
-        It is on its way before this first yields: an abort is submitted before anything is awaited.
-        """
-        worker = self._workers.get(worker_id)
-        if worker is None:
-            await checkpoint()
-            raise WorkerLost(worker=worker_id, cause="no such worker")
-        return await worker.call(method, args)
-
-    async def poll(self) -> dict[WorkerId, WorkerState]:
-        """Return every worker that was launched and not killed."""
-        await checkpoint()
-        return {name: worker.state for name, worker in self._workers.items()}
-
-    async def kill(self, worker_id: WorkerId) -> None:
-        """End a process: it is told to close, and killed when it takes too long; see ``LauncherPort.kill``.
-
-        Cancelling: it goes on closing; kill it again to wait for its end.
-
-        Raises:
-            PortFailed: The system does not let go of it.
-        """
-        await checkpoint()
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            await worker.end()
-            if self._workers.get(worker_id) is worker:  # else another call did, and it may be launched again
-                del self._workers[worker_id]
-
-    async def end_all(self) -> None:
-        """End every process, all at once."""
-
-        async def end(worker_id: WorkerId) -> None:
-            with suppress(PortFailed):  # the error that ends the block is worth more
-                await self.kill(worker_id)
-
-        async with anyio.create_task_group() as tasks:
-            for worker_id in self._workers:
-                tasks.start_soon(end, worker_id, name=f"end of {worker_id}")
-
-    def expose(self) -> None:
-        """End the shield of every worker."""
-        for worker in self._workers.values():
-            worker.expose()
-
-
-@asynccontextmanager
-async def open_launcher(state: State, payloads: Path, manner: Manner) -> AsyncGenerator[ProcessLauncher]:
+def open_launcher(state: State, payloads: Path, manner: Manner) -> AbstractAsyncContextManager[ProcessLauncher]:
     """Open a launcher; the processes that still run when the block ends are ended."""
-    async with open_tasks() as tasks:
-        launcher = ProcessLauncher(tasks, state, payloads, manner)
-        try:
-            yield launcher
-        finally:
-            try:
-                with anyio.move_on_after(manner.patience_s + _MARGIN_S, shield=True):
-                    await launcher.end_all()
-            finally:
-                launcher.expose()
-                tasks.cancel_scope.cancel()
+    return open_workers(lambda tasks: ProcessLauncher(tasks, state, payloads, manner))
 
 
 _: type[LauncherPort] = ProcessLauncher

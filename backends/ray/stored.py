@@ -1,13 +1,11 @@
 """A payload as Ray stores it: a head, and bytes that are neither copied nor pickled when they are read."""
 
-import importlib
 import pickle
 import zlib
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import msgspec
-
+from backends._messages import decoded, encoded
 from backends._tensors import dtype_name, is_tensor, tensor_bytes, tensor_over, writable
 from protocols.backend import Bulk
 from protocols.messages import Message
@@ -54,8 +52,8 @@ class Stored:
             TypeError: It holds what is neither message nor array.
         """
         if isinstance(value, Message):
-            kind, body = type(value), msgspec.msgpack.encode(value)
-            return cls(f"{kind.__module__}:{kind.__qualname__}", (_array("", body),))
+            name, body = encoded(value)
+            return cls(name, (_array("", body),))
         return cls(None, tuple(_array(name, one) for name, one in value.items()))
 
     @property
@@ -73,7 +71,7 @@ class Stored:
             if zlib.crc32(one.piece.view) != one.checksum:
                 raise ValueError(f"{one.name or self.message} is damaged")
         if self.message is not None:
-            return _message(self.message, self.arrays[0].piece.view)
+            return decoded(self.message, self.arrays[0].piece.view)
         return {one.name: _restored(one) for one in self.arrays}
 
 
@@ -88,14 +86,3 @@ def _restored(one: _Array) -> Any:
     if not one.dtype:
         return view
     return tensor_over(writable(view) if view.nbytes else b"", one.dtype, one.shape, 0)
-
-
-def _message(name: str, body: memoryview) -> Message:
-    module, _, attribute = name.partition(":")
-    try:
-        kind: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            kind = getattr(kind, part)
-        return cast("Message", msgspec.msgpack.decode(body, type=kind))
-    except (ImportError, AttributeError, msgspec.MsgspecError) as exc:
-        raise ValueError(f"it is no {name} here: {exc}") from exc
