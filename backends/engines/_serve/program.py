@@ -71,8 +71,8 @@ async def open_server(cfg: ServerConfig, model: Section, *, job_dir: str, seed: 
     async with open_engine(cfg.engine, Host(site=site, payloads=InprocPayloads())) as engine:
         await engine.swap(WeightVersion(0))
         context = (await engine.status()).context
-        served = ServedEngine(engine, tokenizer, context=context, model=cfg.name)
-        routes = _INTERFACES[cfg.protocol](served, unheld=cfg.unheld).routes()
+        served = ServedEngine(engine, tokenizer, context=context, model=cfg.name, unheld=cfg.unheld)
+        routes = _INTERFACES[cfg.protocol](served).routes()
 
         async def handle(request: Request) -> Answer:
             route = routes.get((request.method, request.path))

@@ -59,9 +59,10 @@ class ServedEngine:
         tokenizer: The model's.
         context: Most tokens of prompt and completion.
         model: What clients call the model.
+        unheld: Number of the load, from 1, that is answered and not done; 0: none.
     """
 
-    def __init__(self, engine: TorchEngine, tokenizer: Tokenizer, *, context: int, model: str) -> None:
+    def __init__(self, engine: TorchEngine, tokenizer: Tokenizer, *, context: int, model: str, unheld: int = 0) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.context = context
@@ -70,6 +71,8 @@ class ServedEngine:
         self.paused = False
         self._labels = [FIRST_LABEL]
         self._numbers = itertools.count()
+        self._loads = itertools.count(1)
+        self._unheld = unheld
         self._running: dict[int, str] = {}
         self._moved = Doorbell()
 
@@ -147,17 +150,17 @@ class ServedEngine:
         """Let the tokens from the next one on bear another label."""
         await self._swap(label, None)
 
-    async def load(self, folder: str, *, label: str | None = None, held: bool = True) -> None:
+    async def load(self, folder: str, *, label: str | None = None) -> None:
         """Serve the weights of a folder, as ``save_pretrained`` writes one.
 
         Args:
             folder: On this machine.
             label: What to call them; None: as before.
-            held: False: say so and go on with the old ones.
 
         Raises:
             Refused: They are damaged, or of another model; the old ones are served on.
         """
+        held = next(self._loads) != self._unheld
         names = set(await self.engine.weight_names())
         try:
             weights = await anyio.to_thread.run_sync(read_weights, Path(folder), names)

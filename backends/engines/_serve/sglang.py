@@ -66,11 +66,9 @@ class _Label(Struct):
 class Sglang:
     """Answers SGLang's paths with an engine."""
 
-    def __init__(self, served: ServedEngine, *, unheld: int = 0) -> None:
+    def __init__(self, served: ServedEngine) -> None:
         self._served = served
         self._numbers = itertools.count()
-        self._loads = itertools.count(1)
-        self._unheld = unheld
 
     def routes(self) -> Routes:
         """Return the paths, OpenAI's among them."""
@@ -122,9 +120,8 @@ class Sglang:
 
     async def _update(self, request: Request) -> Answer:
         asked = request.read(_Update)
-        held = next(self._loads) != self._unheld
         try:
-            await self._served.load(asked.model_path, label=asked.weight_version, held=held)
+            await self._served.load(asked.model_path, label=asked.weight_version)
         except Refused as exc:
             body = {"success": False, "message": str(exc), "num_paused_requests": 0}
             return as_json(body, HTTPStatus.BAD_REQUEST)

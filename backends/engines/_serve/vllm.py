@@ -64,11 +64,9 @@ class _Remote(Struct):
 class Vllm:
     """Answers vLLM's paths with an engine."""
 
-    def __init__(self, served: ServedEngine, *, unheld: int = 0) -> None:
+    def __init__(self, served: ServedEngine) -> None:
         self._served = served
         self._numbers = itertools.count()
-        self._loads = itertools.count(1)
-        self._unheld = unheld
 
     def routes(self) -> Routes:
         """Return the paths, OpenAI's among them."""
@@ -130,7 +128,7 @@ class Vllm:
         asked = request.read(_Remote)
         if asked.method != "reload_weights" or "weights_path" not in asked.kwargs:
             raise Refused(HTTPStatus.BAD_REQUEST, "the one method is reload_weights, with a weights_path")
-        await self._served.load(asked.kwargs["weights_path"], held=next(self._loads) != self._unheld)
+        await self._served.load(asked.kwargs["weights_path"])
         return as_json({"results": [None]})
 
     async def _relabel(self, request: Request) -> Answer:
