@@ -10,6 +10,7 @@ import ray.exceptions as rx
 import structlog
 
 from backends.ray.failures import translated
+from protocols.errors import ConductorError
 
 log = structlog.get_logger(__name__)
 
@@ -50,9 +51,9 @@ async def carried(ref: Any, name: str, abort: Callable[[], Any]) -> Any:
         ConductorError: What an error of Ray means.
     """
     try:
-        return await ref
-    except rx.RayError as exc:
-        raise translated(name, exc) from exc
+        return await result_of(ref, name)
+    except ConductorError:
+        raise
     except BaseException:
         await _abort(ref, name, abort())  # noqa: ASYNC102 - shielded there, for a bounded time
         raise

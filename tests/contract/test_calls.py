@@ -1,17 +1,14 @@
 """Calls to a group over every launcher: to all of it, to one, to the first, and scattered."""
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 
-from backends import processes
-from backends.inproc.launcher import open_launcher
 from backends.sim.faults import Faults
 from backends.sim.launcher import SimLauncher
-from backends.sim.payloads import ScriptedPayloads
 from conductor.fleet.group import WorkerGroup, open_group
 from protocols.backend import LauncherPort, WorkloadSpec
 from protocols.errors import Infeasible, InvariantError, WorkerLost
@@ -23,23 +20,11 @@ from protocols.prompts import Prompt, TextPrompt
 from protocols.sections import Section, Site
 from protocols.simulation import Observed
 from tests.support import hosted
+from tests.support.launchers import INPROC, PROCESSES, RAY, OpenLauncher, chosen
 from tests.support.vertices import vertices
 
-OpenLauncher = Callable[[], AbstractAsyncContextManager[LauncherPort]]
 SITE = Site(job_dir="/")
 FIRST, SECOND = WorkerId("reward/0"), WorkerId("reward/1")
-
-
-@asynccontextmanager
-async def _inproc() -> AsyncGenerator[LauncherPort]:
-    async with open_launcher(ScriptedPayloads()) as launcher:
-        yield launcher
-
-
-@asynccontextmanager
-async def _processes() -> AsyncGenerator[LauncherPort]:
-    async with processes.open(processes.Config(patience_s=1.0), SITE) as backend:
-        yield backend.launcher
 
 
 @asynccontextmanager
@@ -51,16 +36,9 @@ async def _sim() -> AsyncGenerator[LauncherPort]:
     yield SimLauncher(make, Faults(FaultPlan(), Observed()), [])
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(_inproc, id="inproc"),
-        pytest.param(_sim, id="sim"),
-        pytest.param(_processes, id="processes", marks=pytest.mark.real_time),
-        pytest.param("ray_launcher", id="ray", marks=[pytest.mark.real_time, pytest.mark.cluster]),
-    ]
-)
+@pytest.fixture(params=[INPROC, pytest.param(_sim, id="sim"), PROCESSES, RAY])
 def open_one(request: pytest.FixtureRequest) -> OpenLauncher:
-    return request.getfixturevalue(request.param) if isinstance(request.param, str) else request.param
+    return chosen(request)
 
 
 @asynccontextmanager

@@ -1,18 +1,14 @@
 """What every launcher keeps to."""
 
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
-from backends import processes
-from backends.inproc.launcher import open_launcher
-from backends.sim.payloads import ScriptedPayloads
-from protocols.backend import LauncherPort, WorkloadSpec
+from protocols.backend import WorkloadSpec
 from protocols.errors import Infeasible, InvariantError, PortFailed, UserError, WorkerLost
 from protocols.grading import Grade, GradeReport, GradeRequest
 from protocols.messages import LeaseId, PayloadRef, WorkerId
@@ -20,8 +16,8 @@ from protocols.prompts import Prompt, TextPrompt
 from protocols.sections import Section, Site
 from tests.support import hosted
 from tests.support.hosted import running
+from tests.support.launchers import ENCODED, INPROC, PROCESSES, RAY, OpenLauncher, chosen
 
-OpenLauncher = Callable[[], AbstractAsyncContextManager[LauncherPort]]
 Opened = Callable[[], list[str]]
 MakeSpec = Callable[..., WorkloadSpec]
 
@@ -36,34 +32,9 @@ REQUEST = GradeRequest(
 REPORT = GradeReport(lease_id=LeaseId("L3"), attempt=1, grades=(Grade(reward=0.0), Grade(reward=2.0)))
 
 
-@asynccontextmanager
-async def _inproc() -> AsyncGenerator[LauncherPort]:
-    async with open_launcher(ScriptedPayloads()) as launcher:
-        yield launcher
-
-
-@asynccontextmanager
-async def _inproc_encoded() -> AsyncGenerator[LauncherPort]:
-    async with open_launcher(ScriptedPayloads(), encode_messages=True) as launcher:
-        yield launcher
-
-
-@asynccontextmanager
-async def _processes() -> AsyncGenerator[LauncherPort]:
-    async with processes.open(processes.Config(patience_s=1.0), Site(job_dir="/")) as backend:
-        yield backend.launcher
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(_inproc, id="inproc"),
-        pytest.param(_inproc_encoded, id="inproc-encoded"),
-        pytest.param(_processes, id="processes", marks=pytest.mark.real_time),
-        pytest.param("ray_launcher", id="ray", marks=[pytest.mark.real_time, pytest.mark.cluster]),
-    ]
-)
+@pytest.fixture(params=[INPROC, ENCODED, PROCESSES, RAY])
 def open_backend_launcher(request: pytest.FixtureRequest) -> OpenLauncher:
-    return request.getfixturevalue(request.param) if isinstance(request.param, str) else request.param
+    return chosen(request)
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,12 @@
 """Roles that call one another, meet and share queues, over every launcher that hosts a user's own."""
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
-from backends import processes
-from backends.inproc.launcher import open_launcher
-from backends.sim.payloads import ScriptedPayloads
 from conductor.config import QueueConfig
 from conductor.fleet.attendance import Attendance
 from conductor.fleet.group import open_group
@@ -24,9 +20,9 @@ from protocols.roles import Roles
 from protocols.sections import Section, Site
 from tests.contract.test_calls import request_for
 from tests.support import hosted
+from tests.support.launchers import ENCODED, INPROC, PROCESSES, RAY, OpenLauncher, chosen
 from tests.support.vertices import vertices
 
-OpenLauncher = Callable[[], AbstractAsyncContextManager[LauncherPort]]
 SITE = Site(job_dir=str(Path(__file__).parents[2]))
 LONG, SHORT = Text(words=("always", "never")), Text(words=("now", "then", "or"))
 QUEUES = {"scored": QueueConfig(consumer="archive", size=2)}
@@ -55,28 +51,9 @@ class Reading:
     async def read(self) -> tuple[Text, ...]: ...  # type: ignore[empty-body]
 
 
-@asynccontextmanager
-async def _inproc(*, encode: bool = False) -> AsyncGenerator[LauncherPort]:
-    async with open_launcher(ScriptedPayloads(), encode_messages=encode) as launcher:
-        yield launcher
-
-
-@asynccontextmanager
-async def _processes() -> AsyncGenerator[LauncherPort]:
-    async with processes.open(processes.Config(patience_s=1.0), SITE) as backend:
-        yield backend.launcher
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(_inproc, id="inproc"),
-        pytest.param(partial(_inproc, encode=True), id="inproc-encoded"),
-        pytest.param(_processes, id="processes", marks=pytest.mark.real_time),
-        pytest.param("ray_launcher", id="ray", marks=[pytest.mark.real_time, pytest.mark.cluster]),
-    ]
-)
+@pytest.fixture(params=[INPROC, ENCODED, PROCESSES, RAY])
 def open_one(request: pytest.FixtureRequest) -> OpenLauncher:
-    return request.getfixturevalue(request.param) if isinstance(request.param, str) else request.param
+    return chosen(request)
 
 
 class Stage:
