@@ -63,15 +63,18 @@ $(VENV)/.test-extras: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,datasets,lora,reasoning,http,serve]' openai
 	touch $@
 
+# a test file runs on one process; more than a few processes only wait for each other's models
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadgroup
+
 # planted bugs take minutes and tell of the tests, not of the code: `make mutants`
 test: check $(VENV)/.test-extras
-	$(BIN)/pytest --ignore tests/sim/mutants
+	$(BIN)/pytest $(PARALLEL) --ignore tests/sim/mutants
 
 mutants: $(VENV)/.test-extras
 	$(BIN)/pytest tests/sim/mutants
 
 test-fast: check $(VENV)/.test-extras
-	$(BIN)/pytest -m 'not slow and not cluster' --ignore tests/sim/mutants
+	$(BIN)/pytest $(PARALLEL) -m 'not slow and not cluster' --ignore tests/sim/mutants
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
