@@ -10,7 +10,7 @@ import structlog
 from anyio.lowlevel import checkpoint
 
 from protocols.aio import owned
-from protocols.errors import ConductorError, PeersLost, PortFailed, SnapshotLost, Transient, WorkerLost
+from protocols.errors import ConductorError, PeersLost, PortFailed, SnapshotLost, StateLost, Transient, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, WeightVersion, WorkerId
 from protocols.training import (
@@ -59,7 +59,7 @@ class DataParallel:
         """Have all ranks stand together.
 
         Raises:
-            PortFailed: No rank is left whose parameters are those of a version.
+            StateLost: No rank is left whose parameters are those of a version.
             Transient: Some did not come.
         """
         if self._together:
@@ -68,7 +68,7 @@ class DataParallel:
         standings = {name: await self._standing(name) for name in self._ranks}
         old = {name: one for name, one in standings.items() if name not in self._new and one.whole}
         if not old:
-            raise PortFailed("no rank is left that holds a whole version; resume from the last checkpoint")
+            raise StateLost(workers=tuple(self._ranks), cause="none that is left has a whole version")
         names = list(self._ranks)
         source = max(old, key=lambda name: (old[name].version, -names.index(name)))
         self._generation += 1
