@@ -69,6 +69,10 @@ class RunContext:
         checkpoint_wanted: Whether somebody asked for one after the current step.
         steps: The last steps of the run, those before a resume included.
         seconds_before: How long earlier lives of the run trained; ``began``: since when this one does.
+        trainer_turn: Whoever holds it has the trainer to itself.
+        engines_turn: Whoever holds it decides which weights the engines load.
+        publishing: Around the publish that goes on; None: none does.
+        rank_replaced: Whether a process of the trainer is another one than when weights were staged last.
         publish_s: Seconds that the last publish took.
         publishes: When those since the last step began and ended, by the run's clock.
         checkpoint_s: Seconds that training stood still for the last checkpoint.
@@ -116,6 +120,10 @@ class RunContext:
     steps: deque[Stepped] = field(default_factory=lambda: deque(maxlen=HISTORY))
     seconds_before: float = 0.0
     began: float | None = None
+    trainer_turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
+    engines_turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
+    publishing: anyio.CancelScope | None = None
+    rank_replaced: bool = False
     publish_s: float = 0.0
     publishes: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     checkpoint_s: float = 0.0
@@ -176,6 +184,9 @@ class RunContext:
     async def record_incident(self, incident: Incident | Scaled) -> None:
         """Write a failover or a change of size down, as soon as there is a record of this life of the run."""
         self.incidents.append(incident)
+        if isinstance(incident, Incident) and incident.role == POLICY and incident.verdict == "restored":
+            self.rank_replaced = True
+            self.changed.ring()
         if self.unrecorded is None:
             await self.record(incident)
         else:

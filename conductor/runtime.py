@@ -5,9 +5,11 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from structlog.typing import FilteringBoundLogger
 
+from conductor import restaging
 from conductor.bootstrap import open_ports, sampler_of
 from conductor.collector import seldom_collected
 from conductor.config import RoleConfig, RunConfig
@@ -148,14 +150,15 @@ async def conduct(ctx: RunContext) -> RunResult:
                 ctx.start(background, f"failover of {failover.role.name}", failover.run, journal)
             if ctx.ports.scaler is not None:
                 ctx.start(background, "scaling", ctx.ports.scaler.run, journal)
-            await _warm_up(ctx)
+            await _warm_up(ctx, background)
             await ctx.rewinding.arrive(journal)
             with seldom_collected(ctx.cfg.freeze_gc):
                 ctx.began = anyio.current_time()
                 await _run_stages(ctx)
                 seconds = ctx.seconds
                 ctx.enter("saving")
-                await save_checkpoint(ctx)
+                async with ctx.trainer_turn:
+                    await save_checkpoint(ctx)
                 await evaluate.evaluate_last(ctx)
             background.cancel_scope.cancel()
         _check_books(ctx)
@@ -196,14 +199,17 @@ def _result(ctx: RunContext, seconds: float) -> RunResult:
     )
 
 
-async def _warm_up(ctx: RunContext) -> None:
-    """Give the engines the trainer's weights."""
+async def _warm_up(ctx: RunContext, background: TaskGroup) -> None:
+    """Give the engines the trainer's weights; from then on a task sees to it that they stay there."""
     await restore(ctx)
     ctx.enter("warming up")
     await evaluate.draw_prompts(ctx)
     manifest = await train.stage_weights(ctx)
     await begin(ctx, manifest.version)
-    await publish.publish_pending(ctx)
+    if any(failover.role.name == POLICY for failover in ctx.ports.failovers):
+        ctx.start(background, "restaging", restaging.run, ctx)
+    async with ctx.engines_turn:
+        await publish.publish_pending(ctx)
     ctx.log.info("run.started", name=ctx.cfg.name, version=manifest.version, tensors=manifest.tensors)
 
 

@@ -52,6 +52,17 @@ class Publication:
         superseded, self._pending = self._pending, manifest
         return superseded
 
+    def stage_again(self, manifest: WeightsManifest) -> None:
+        """Take the newest of all staged weights once more: where they lay before, they may be gone.
+
+        Raises:
+            InvariantError: Newer ones were staged meanwhile.
+        """
+        newest = self._pending or self._serving
+        if newest is not None and manifest.version < newest.version:
+            raise InvariantError(f"weights v{manifest.version} staged again after v{newest.version}")
+        self._pending = manifest
+
     def take(self) -> WeightsManifest | None:
         """Take the newest weights that wait to be published, if there are any."""
         manifest, self._pending = self._pending, None
@@ -60,6 +71,10 @@ class Publication:
     def confirm(self, manifest: WeightsManifest) -> WeightsManifest | None:
         """Record that the engines serve ``manifest``; return what nobody needs any more, if it is not pinned."""
         before, self._serving = self._serving, manifest
+        if before is not None and before.version == manifest.version:  # it was published again
+            if self._pinned is before:
+                self._pinned = manifest
+            return None
         return None if before is self._pinned else before
 
     def pin(self) -> WeightsManifest:

@@ -16,6 +16,7 @@ from conductor.core.groups import OpenGroups
 from conductor.core.lease import Lease
 from conductor.patience import release
 from conductor.stages.evaluate import evaluate_if_due
+from protocols.inference import PublishReceipt, WeightsManifest
 from protocols.messages import WeightVersion
 
 
@@ -26,13 +27,15 @@ async def run(
 
     Where engines are reserved for that it is told of, and nothing waits for it.
     """
-    await _evaluate(ctx, served)  # a run that goes on may have been ended before it came to it
+    async with ctx.engines_turn:
+        await _evaluate(ctx, served)  # a run that goes on may have been ended before it came to it
     async with anyio.create_task_group() as group:
         async for _ in staged:
             for lease in over_age(ctx):
                 ctx.start(group, f"interrupt {lease.lease_id}", interrupt, ctx, lease)
-            await publish_pending(ctx)
-            await _evaluate(ctx, served)
+            async with ctx.engines_turn:
+                await publish_pending(ctx)
+                await _evaluate(ctx, served)
 
 
 async def _evaluate(ctx: RunContext, served: MemoryObjectSendStream[WeightVersion]) -> None:
@@ -50,15 +53,35 @@ def over_age(ctx: RunContext) -> list[Lease]:
 
 
 async def publish_pending(ctx: RunContext) -> None:
-    """Reconcile the engines and publish the newest staged weights; do nothing when there are none."""
-    manifest = ctx.publication.take()
-    if manifest is None:
-        return
+    """Reconcile the engines and publish the newest staged weights; do nothing when there are none.
+
+    The caller has the engines' weights to itself. Where ``cut`` ends a publish, the newest are published instead.
+    """
+    while (manifest := ctx.publication.take()) is not None:
+        if await _publish(ctx, manifest):
+            return
+        if ctx.publication.staged != manifest.version:
+            await release(ctx, manifest.payload.owner)
+
+
+def cut(ctx: RunContext) -> None:
+    """End the publish that goes on, if one does: what the engines load may be gone, and is staged again."""
+    if ctx.publishing is not None:
+        ctx.publishing.cancel()
+
+
+async def _publish(ctx: RunContext, manifest: WeightsManifest) -> bool:
+    """Publish; return False where that was cut."""
     began, began_s = anyio.current_time(), ctx.seconds
-    readiness = await ctx.ports.inference.prepare_rollout()
-    if readiness.lost:
-        ctx.log.warning("engines.lost", members=sorted(readiness.lost))
-    receipt = await ctx.ports.inference.publish(manifest)
+    receipt: PublishReceipt | None = None
+    with anyio.CancelScope() as ctx.publishing:
+        readiness = await ctx.ports.inference.prepare_rollout()
+        if readiness.lost:
+            ctx.log.warning("engines.lost", members=sorted(readiness.lost))
+        receipt = await ctx.ports.inference.publish(manifest)
+    ctx.publishing = None
+    if receipt is None:
+        return False
     before = ctx.publication.confirm(manifest)
     ctx.admission.version = manifest.version - ctx.first_version
     ctx.publish_s = anyio.current_time() - began
@@ -73,3 +96,4 @@ async def publish_pending(ctx: RunContext) -> None:
     )
     if before is not None:
         await release(ctx, before.payload.owner)
+    return True

@@ -41,30 +41,31 @@ async def run(
         began = anyio.current_time()
         _wait_for_batch(ctx)
         async for dispatch_id in batches:
-            waited = anyio.current_time()
-            leases = ctx.table.dispatch(dispatch_id)
-            batch = batch_lease(ctx, dispatch_id, leases)
-            try:
-                report = await _step(ctx, batch)
-            except PayloadLost as exc:
-                await _give_back(ctx, batch, leases, exc)
-                _wait_for_batch(ctx)
-                continue
-            trained = anyio.current_time()
-            if await _settle(ctx, batch, leases, report):
-                await stage_weights(ctx)
-                with suppress(anyio.WouldBlock):  # one that waits there already means: whatever is newest
-                    staged.send_nowait(ctx.trained)
-                now = anyio.current_time()
-                times = {
-                    "time/step_s": now - began,
-                    "time/wait_s": waited - began - ctx.checkpoint_s,
-                    "time/train_s": trained - waited,
-                }
-                began = now
-                await _close_step(ctx, batch, leases, report, times)
-                await sweep(ctx)
-                await save_if_due(ctx, writing)
+            async with ctx.trainer_turn:
+                waited = anyio.current_time()
+                leases = ctx.table.dispatch(dispatch_id)
+                batch = batch_lease(ctx, dispatch_id, leases)
+                try:
+                    report = await _step(ctx, batch)
+                except PayloadLost as exc:
+                    await _give_back(ctx, batch, leases, exc)
+                    _wait_for_batch(ctx)
+                    continue
+                trained = anyio.current_time()
+                if await _settle(ctx, batch, leases, report):
+                    await stage_weights(ctx)
+                    with suppress(anyio.WouldBlock):  # one that waits there already means: whatever is newest
+                        staged.send_nowait(ctx.trained)
+                    now = anyio.current_time()
+                    times = {
+                        "time/step_s": now - began,
+                        "time/wait_s": waited - began - ctx.checkpoint_s,
+                        "time/train_s": trained - waited,
+                    }
+                    began = now
+                    await _close_step(ctx, batch, leases, report, times)
+                    await sweep(ctx)
+                    await save_if_due(ctx, writing)
             _wait_for_batch(ctx)
 
 
@@ -165,15 +166,25 @@ async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...],
 
 async def stage_weights(ctx: RunContext) -> WeightsManifest:
     """Stage the trainer's weights for publishing; the caller has the trainer to itself."""
+    manifest = await _staged(ctx)
+    superseded = ctx.publication.stage(manifest)
+    if superseded is not None:
+        await release(ctx, superseded.payload.owner)
+    return manifest
+
+
+async def stage_again(ctx: RunContext) -> None:
+    """Stage the weights once more that were staged last; the caller has the trainer to itself."""
+    ctx.publication.stage_again(await _staged(ctx))
+
+
+async def _staged(ctx: RunContext) -> WeightsManifest:
     # an evaluation generates from these weights while the next step changes the parameters
     exclusive = ctx.cfg.max_age == 0 and not is_due(ctx, ctx.trained)
     request = StageRequest(owner=ctx.publication.owner(ctx.trained), exclusive=exclusive)
     manifest = await patiently(ctx, "staging weights", request.owner, lambda: ctx.ports.trainer.stage_weights(request))
     if ctx.origin is not None and manifest.version != ctx.trained:
         raise InvariantError(f"weights v{manifest.version} were staged at v{ctx.trained}")
-    superseded = ctx.publication.stage(manifest)
-    if superseded is not None:
-        await release(ctx, superseded.payload.owner)
     return manifest
 
 
