@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -125,9 +125,11 @@ class Overheard(VllmDialect):
         super().__init__(connection, "raw", reload)
         self.answers: dict[str, Answered] = {}
 
-    async def generate(self, sample: SampleRequest, request: GenerateRequest, salt: str) -> Answered:
+    async def generate(
+        self, sample: SampleRequest, request: GenerateRequest, salt: str, undo: Callable[[], Awaitable[None]]
+    ) -> Answered:
         """Generate one sample."""
-        answer = await super().generate(sample, request, salt)
+        answer = await super().generate(sample, request, salt, undo)
         self.answers[sample.request_id] = answer
         return answer
 
