@@ -12,7 +12,7 @@ SMOLLM2_JOB := examples/smollm2/job.toml
 SMOLLM2_SET := --set model.path=$(SMOLLM2)
 SMOLLM2_SEEDS := 1 2 3
 
-.PHONY: demo smollm2 smollm2-full vllm test-vllm test test-fast mutants check format clean
+.PHONY: demo smollm2 smollm2-full vllm test-vllm test-routers test test-fast mutants check format clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -56,7 +56,16 @@ smollm2-full: $(SMOLLM2)
 vllm: .venv-vllm/.installed
 
 test-vllm: .venv-vllm/.installed $(SMOLLM2) $(VENV)/.test-extras
-	CONDUCTOR_VLLM=$(abspath .venv-vllm/bin/python) CONDUCTOR_SMOLLM2=$(SMOLLM2) $(BIN)/pytest tests/e2e/test_vllm.py
+	CONDUCTOR_VLLM=$(abspath .venv-vllm/bin/python) CONDUCTOR_SMOLLM2=$(SMOLLM2) $(BIN)/pytest tests/e2e/test_vllm.py tests/e2e/test_vllm_runs.py
+
+# what users put before several servers; their web frameworks are nothing of ours
+.venv-routers/.installed:
+	$(PYTHON) -m venv .venv-routers
+	.venv-routers/bin/pip install --quiet --disable-pip-version-check vllm-router==0.1.17 sglang-router==0.3.2
+	touch $@
+
+test-routers: .venv-routers/.installed $(VENV)/.test-extras
+	CONDUCTOR_ROUTERS=$(abspath .venv-routers/bin) $(BIN)/pytest tests/e2e/test_routers.py tests/contract/test_engine.py -k router
 
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
@@ -88,4 +97,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-vllm runs
+	rm -rf $(VENV) .venv-vllm .venv-routers runs

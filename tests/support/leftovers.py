@@ -17,6 +17,19 @@ def marked(place: Path) -> list[int]:
     return found
 
 
+def in_session(leader: int) -> list[int]:
+    """Return the processes of a session that have not ended."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            state, _, _, session = (entry / "stat").read_text().rpartition(") ")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == leader and state != "Z":
+            found.append(int(entry.name))
+    return found
+
+
 def names_in(place: Path) -> list[str]:
     """Return the names of what lies in a folder."""
     return [path.name for path in place.iterdir()]
