@@ -1,4 +1,4 @@
-# Two commands: `make demo` trains a small model in a minute, `make test` checks everything.
+# `make demo` trains a small model in a minute, `make test` checks everything, `make docs` builds the site.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,10 @@ SMOLLM2_JOB := examples/smollm2/job.toml
 SMOLLM2_SET := --set model.path=$(SMOLLM2)
 SMOLLM2_SEEDS := 1 2 3
 
-.PHONY: demo smollm2 smollm2-full vllm test-vllm test test-fast mutants check format clean
+# mkdocs-material speaks of another program in every build
+export NO_MKDOCS_2_WARNING := 1
+
+.PHONY: demo docs smollm2 smollm2-full vllm test-vllm test test-fast mutants check format clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -58,9 +61,17 @@ vllm: .venv-vllm/.installed
 test-vllm: .venv-vllm/.installed $(SMOLLM2) $(VENV)/.test-extras
 	CONDUCTOR_VLLM=$(abspath .venv-vllm/bin/python) CONDUCTOR_SMOLLM2=$(SMOLLM2) $(BIN)/pytest tests/e2e/test_vllm.py
 
+$(VENV)/.docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,docs]'
+	touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --quiet
+	@echo the site is site/index.html
+
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,datasets,lora,reasoning,http,serve]' openai
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,wandb,mlflow,datasets,lora,reasoning,http,serve,docs]' openai
 	touch $@
 
 # planted bugs take minutes and tell of the tests, not of the code: `make mutants`
@@ -85,4 +96,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-vllm runs
+	rm -rf $(VENV) .venv-vllm runs site
