@@ -6,7 +6,6 @@ The jobs that the blocks name are there, cut to two steps, and one finished run 
 import ast
 import inspect
 import re
-import runpy
 import shlex
 import shutil
 import tomllib
@@ -37,7 +36,6 @@ PAGES = [
 ]
 RUN = "runs/reverse-20260101-120000"
 LIVE = {"scale", "checkpoint", "stop"}
-QUICK_SCRIPTS = {"examples/bandit/run.py"}
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 EXTRAS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
     "optional-dependencies"
@@ -205,9 +203,7 @@ def run(words: list[str], said: str, folder: Path) -> None:
             assert asked <= EXTRAS.keys(), words
         case "$EDITOR":
             assert Path(arguments[0]).is_file()
-        case "python" if arguments[0] in QUICK_SCRIPTS:
-            runpy.run_path(arguments[0], run_name="__main__")
-        case "python":  # run by a test of its own
+        case "python":  # by tests of their own: test_examples, test_bandit, test_fleet, test_smollm2
             assert any(Path(ROOT, word).is_file() for word in arguments), words
         case _:
             pytest.fail(f"nothing here knows {program}")
