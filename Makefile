@@ -71,7 +71,7 @@ docs: $(VENV)/.docs
 
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,wandb,mlflow,datasets,lora,reasoning,http,serve,docs]' openai
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,wandb,mlflow,otel,datasets,lora,reasoning,http,serve,docs]' openai
 	touch $@
 
 # planted bugs take minutes and tell of the tests, not of the code: `make mutants`
