@@ -1,4 +1,4 @@
-# Two commands: `make demo` trains a small model in a minute, `make test` checks everything.
+# `make demo` trains a small model in a minute, `make test` checks everything, `make docs` builds the site.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,10 @@ SMOLLM2_JOB := examples/smollm2/job.toml
 SMOLLM2_SET := --set model.path=$(SMOLLM2)
 SMOLLM2_SEEDS := 1 2 3
 
-.PHONY: demo smollm2 smollm2-full vllm test-vllm test-routers test test-fast mutants check format clean
+# mkdocs-material speaks of another program in every build
+export NO_MKDOCS_2_WARNING := 1
+
+.PHONY: demo docs smollm2 smollm2-full vllm test-vllm test-routers test test-fast mutants check format clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -67,9 +70,17 @@ test-vllm: .venv-vllm/.installed $(SMOLLM2) $(VENV)/.test-extras
 test-routers: .venv-routers/.installed $(VENV)/.test-extras
 	CONDUCTOR_ROUTERS=$(abspath .venv-routers/bin) $(BIN)/pytest tests/e2e/test_routers.py tests/contract/test_engine.py -k router
 
+$(VENV)/.docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,docs]'
+	touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --quiet
+	@echo the site is site/index.html
+
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,datasets,lora,reasoning,http,serve]' openai
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,wandb,mlflow,otel,datasets,lora,reasoning,http,serve,docs]' openai
 	touch $@
 
 # a test file runs on one process; more than a few processes only wait for each other's models
@@ -97,4 +108,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-routers runs
+	rm -rf $(VENV) .venv-vllm .venv-routers runs site
