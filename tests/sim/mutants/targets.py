@@ -12,7 +12,7 @@ _POOL = (
 )
 _FLEET = "tests/unit/fleet"
 _PLANNING = tuple(
-    f"tests/unit/planning/test_{name}.py" for name in ("edited", "laws", "mistakes", "placing", "scaling")
+    f"tests/unit/planning/test_{name}.py" for name in ("edited", "mistakes", "placing", "scaling")
 )
 
 
