@@ -11,9 +11,7 @@ _POOL = (
     "tests/contract/test_inference_controller.py",
 )
 _FLEET = "tests/unit/fleet"
-_PLANNING = tuple(
-    f"tests/unit/planning/test_{name}.py" for name in ("edited", "mistakes", "placing", "scaling")
-)
+_PLANNING = tuple(f"tests/unit/planning/test_{name}.py" for name in ("edited", "mistakes", "placing", "scaling"))
 
 
 def _runs(*names: str) -> tuple[str, ...]:
@@ -24,7 +22,11 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.core.admission": (_CORE, *_runs("pipeline", "idle_steps")),
     "conductor.core.epochs": (_CORE, *_runs("pipeline")),
     "conductor.core.evaluation": _runs("evaluation"),
-    "conductor.core.failover": (f"{_CORE}/test_failover.py", f"{_FLEET}/test_failover.py"),
+    "conductor.core.failover": (
+        f"{_CORE}/test_failover.py",
+        f"{_FLEET}/test_failover.py",
+        f"{_FLEET}/test_rewinding.py",
+    ),
     "conductor.core.groups": (_CORE, *_runs("staleness", "ages")),
     "conductor.core.lease": (_CORE, *_runs("admit", "pipeline", "staleness")),
     "conductor.core.leases": (_CORE, *_runs("pipeline", "resume")),
@@ -55,7 +57,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness", "retries"),
     "conductor.settling": _runs("settling_acts", "settling", "abort", "evaluation", "durability"),
     "conductor.resuming": _runs("going_on", "resume", "evaluation", "durability"),
-    "conductor.fleet.attendance": (_FLEET, *_runs("scaling")),
+    "conductor.fleet.attendance": (_FLEET, "tests/contract/test_roles.py", *_runs("scaling")),
     "conductor.fleet.failover": (_FLEET, *_runs("scaling")),
     "conductor.fleet.group": (_FLEET, *_runs("scaling")),
     "conductor.fleet.planned": (_FLEET,),
