@@ -72,10 +72,10 @@ async def test_a_drain_that_is_given_up_lets_the_engine_work_again() -> None:
     async with open_pool_over(A, token_s=1.0) as pool:
         await pool.port.publish(weights(0))
         outcomes: dict[str, str] = {}
+        began = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(outcome_of, pool, "p.1/L0/0/", outcomes)
             await anyio.wait_all_tasks_blocked()
-            began = anyio.current_time()
             with anyio.move_on_after(1.0):
                 tasks.start_soon(outcome_of, pool, "p.1/L1/0/", outcomes, name="waits for it")
                 await pool.port.drain([A], within_s=100.0)
