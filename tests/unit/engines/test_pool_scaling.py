@@ -80,7 +80,7 @@ async def test_a_drain_that_is_given_up_lets_the_engine_work_again() -> None:
                 tasks.start_soon(outcome_of, pool, "p.1/L1/0/", outcomes, name="waits for it")
                 await pool.port.drain([A], within_s=100.0)
         assert outcomes == {"p.1/L0/0/": A, "p.1/L1/0/": A}
-        assert anyio.current_time() - began == pytest.approx(11.0), "who waited was told at once"
+        assert anyio.current_time() - began == pytest.approx(11.0, abs=0.2), "who waited was told at once"
 
 
 async def test_a_publish_does_not_wait_for_an_engine_that_was_let_go() -> None:
