@@ -1,6 +1,6 @@
 """From the names in the job to open ports: what the backend hosts, and what opens beside the controller."""
 
-from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol, TypeVar, cast
 
@@ -18,9 +18,10 @@ from conductor.fleet.budget import Budget
 from conductor.fleet.failover import Failover, Probe
 from conductor.fleet.group import open_group
 from conductor.fleet.planned import planned, write_plan
+from conductor.fleet.pools import Pool, drainer, either
 from conductor.fleet.reservation import Reservations, open_reservations
 from conductor.fleet.roles import RoleDesk, built_in, own
-from conductor.fleet.scaling import Hold, Pool, Scaler
+from conductor.fleet.scaling import Hold, Scaler
 from conductor.fleet.spread import Executors, Graders
 from conductor.ports import EvaluationPorts, Ports, Workloads
 from conductor.validation import find_remainder_problem, site_of
@@ -174,8 +175,7 @@ class _Ranks(TrainerPort, Protocol):
     def replaced(self, worker: WorkerId) -> None: ...
 
 
-class _Pool(InferenceControllerPort, Pool, Protocol):
-    def replaced(self, worker: WorkerId) -> None: ...
+class _Pool(InferenceControllerPort, Pool, Protocol): ...
 
 
 class _Opener:
@@ -316,12 +316,14 @@ class _Opener:
         training = failover.members[: len(engines) - self.cfg.reserved_engines]
         evaluating = frozenset(engines).difference(training)
         pool = await self._pool({member: engines[member] for member in training})
-        failover.replaced = pool.replaced
+        drain_s = self.cfg.deadlines.publish / 2
+        failover.replaced, failover.drain = pool.replaced, drainer(pool, within_s=drain_s)
         self.scaler = self._scaler(failover, pool, evaluating)
         if not evaluating:
             return pool, None
         reserved = await self._pool({member: engine for member, engine in engines.items() if member in evaluating})
-        failover.replaced = _either(evaluating, reserved.replaced, pool.replaced)
+        failover.replaced = either(evaluating, reserved, pool)
+        failover.drain = drainer(pool, reserved, within_s=drain_s)
         route: Callable[..., InferenceControllerPort] = load_object(_RESERVED, "")
         return route(pool, reserved, prefix=evaluations_prefix(self.cfg.registration)), reserved
 
@@ -381,13 +383,6 @@ class _Opener:
             raise loss
 
         return send
-
-
-def _either(
-    members: Container[WorkerId], one: Callable[[WorkerId], None], other: Callable[[WorkerId], None]
-) -> Callable[[WorkerId], None]:
-    """Return a function that tells ``one`` of ``members``, and ``other`` of the rest."""
-    return lambda member: (one if member in members else other)(member)
 
 
 def _required(section: str, adapter: Section | None) -> Section:

@@ -177,7 +177,11 @@ async def conduct(ctx: RunContext) -> RunResult:
 
 def journal_of(ctx: RunContext) -> Journal:
     """Return what those who look after the fleet know of a run."""
-    return Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log)
+
+    def save() -> None:
+        ctx.checkpoint_wanted = True
+
+    return Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log, save=save)
 
 
 def _result(ctx: RunContext, seconds: float) -> RunResult:

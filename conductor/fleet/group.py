@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,19 @@ def spec_of(vertex: Vertex, site: Site) -> WorkloadSpec:
         devices=vertex.devices,
         ranks=vertex.ranks,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """The members of a group at one moment.
+
+    Attributes:
+        losses: Those that do not run, and why.
+        leaving: Those that run, and whose places are about to be taken away.
+    """
+
+    losses: dict[WorkerId, WorkerLost]
+    leaving: tuple[WorkerId, ...]
 
 
 class WorkerGroup:
@@ -119,15 +133,22 @@ class WorkerGroup:
 
     async def losses(self) -> dict[WorkerId, WorkerLost]:
         """Return the members that do not run, and why."""
+        return (await self.look()).losses
+
+    async def look(self) -> Sight:
+        """Return what the launcher knows of the members."""
         states = await self._launcher.poll()
         losses: dict[WorkerId, WorkerLost] = {}
+        leaving: list[WorkerId] = []
         for member in self.members:
             state = states.get(member)
             if state is None:
                 losses[member] = WorkerLost(worker=member, cause="it was not launched")
             elif state.cause is not None:
                 losses[member] = WorkerLost(worker=member, cause=state.cause, preempted=state.preempted)
-        return losses
+            elif state.leaving:
+                leaving.append(member)
+        return Sight(losses=losses, leaving=tuple(leaving))
 
     async def probe(self, member: WorkerId) -> bool:
         """Return whether one member runs."""

@@ -1,8 +1,7 @@
 """More engines, or fewer, while a run goes on: new ones join when they are there, old ones end when drained."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import anyio
 
@@ -10,6 +9,7 @@ from conductor.config import RunConfig
 from conductor.core.planning.scaling import find_unscalable, grown, shrunk
 from conductor.fleet.failover import Failover
 from conductor.fleet.journal import Journal
+from conductor.fleet.pools import Pool
 from conductor.fleet.reservation import Reservations
 from protocols.aio import deadline
 from protocols.backend import PlacementPort
@@ -18,22 +18,6 @@ from protocols.fleet import Plan
 from protocols.inference import EnginePort
 from protocols.ledger import Scaled
 from protocols.messages import WorkerId
-
-
-class Pool(Protocol):
-    """What a pool of engines lets be done to its members; see ``backends.engines.pool``."""
-
-    def add(self, engines: Mapping[WorkerId, EnginePort]) -> None:
-        """Take engines in beside the others."""
-        ...
-
-    async def drain(self, workers: Collection[WorkerId], *, within_s: float) -> None:
-        """Send nothing more to some, and wait until they work on nothing."""
-        ...
-
-    def forget(self, workers: Collection[WorkerId]) -> None:
-        """Let go of some."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
