@@ -25,6 +25,9 @@ Probe = Callable[[WorkerId], Awaitable[object]]
 Drain = Callable[[Collection[WorkerId]], Awaitable[None]]
 """Gives some workers nothing more to do, and waits, not for ever, until they have done what they had."""
 
+Move = Callable[[Collection[WorkerId], Cause, Journal], Awaitable[tuple[str, ...]]]
+"""Gives workers other places that were lost for a cause, where that is better; says what was done."""
+
 _LOOK_S = 2.0
 """Between two looks at the workers; a call that finds one lost does not wait for it."""
 
@@ -66,6 +69,7 @@ class Failover:
         replaced: As above.
         drain: Before workers are replaced whose places are about to be taken away; None: they are replaced when they
             are gone.
+        move: Before workers are launched again; None: they stay where they are.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Failover:
         self.attendance = attendance or Attendance()
         self.replaced = replaced
         self.drain: Drain | None = None
+        self.move: Move | None = None
         self._group = group
         self._holds_state = holds_state
         self._probe = probe
@@ -249,6 +254,8 @@ class Failover:
             await self._follow(decision, course, journal.trained())
             course.attempts += 1
             try:
+                if self.move is not None:
+                    course.details += await self.move(course.lost, cause, journal)
                 await self._group.replace(course.lost)
             except (Transient, PortFailed) as exc:
                 course.failure, cause = exc, _cause_of(exc)

@@ -102,8 +102,20 @@ class WorkerGroup:
         """
         names = tuple(member for member in self.members if member in set(members))
         self._up.difference_update(names)
-        await self._end(names)
+        await self.end(names)
         await self._launch(names)
+
+    async def end(self, members: Sequence[WorkerId]) -> None:
+        """End some members; they are missing until they are replaced.
+
+        Raises:
+            ConductorError: One could not be ended.
+        """
+        await all_or_first({f"end of {name}": partial(self._launcher.kill, name) for name in members})
+
+    def assign(self, vertices: Sequence[Vertex]) -> None:
+        """Give members that do not run other places, where they are launched from now on."""
+        self._specs |= {vertex.name: spec_of(vertex, self._site) for vertex in vertices}
 
     async def scale(self, vertices: tuple[Vertex, ...]) -> None:
         """Launch those of some vertices that are no members yet, then end the members that are none of them.
@@ -112,14 +124,14 @@ class WorkerGroup:
             ConductorError: One could not be launched or ended.
         """
         wanted = {vertex.name: spec_of(vertex, self._site) for vertex in vertices}
-        await self._end(tuple(self._joining))  # what one that failed has left
+        await self.end(tuple(self._joining))  # what one that failed has left
         self._joining = {name: spec for name, spec in wanted.items() if name not in self._specs}
         await self._launch(tuple(self._joining))
         self._specs |= self._joining  # not before it is there: whoever looks after the members would bring it back
         self._joining = {}
         leaving = tuple(name for name in self._specs if name not in wanted)
         self._up.difference_update(leaving)
-        await self._end(leaving)
+        await self.end(leaving)
         self._specs = {name: spec for name, spec in self._specs.items() if name in wanted}
 
     async def ready(self) -> frozenset[WorkerId]:
@@ -161,9 +173,6 @@ class WorkerGroup:
             PortFailed: Some could not be ended; it names them.
         """
         await undo_each((*self.members, *self._joining), lambda member: self._launcher.kill(WorkerId(member)))
-
-    async def _end(self, members: Sequence[WorkerId]) -> None:
-        await all_or_first({f"end of {name}": partial(self._launcher.kill, name) for name in members})
 
     async def _call(self, member: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
         return await self._launcher.call(member, method, args)
