@@ -30,6 +30,15 @@ def test_losses_that_lie_far_apart_are_nobodys_fault() -> None:
         assert quarantine.aside(number * WINDOW_S) == frozenset()
 
 
+@pytest.mark.parametrize(("later_s", "aside"), [(0.0, {RACK}), (1.0, set[str]())])
+def test_a_loss_counts_as_long_as_the_window_is(later_s: float, aside: set[str]) -> None:
+    quarantine = Quarantine()
+    for _ in range(LOSSES - 1):
+        quarantine.lose(RACK, now=0.0)
+    quarantine.lose(RACK, now=WINDOW_S + later_s)
+    assert quarantine.aside(WINDOW_S + later_s) == aside
+
+
 def test_it_comes_back_and_is_set_aside_for_longer_when_it_fails_again() -> None:
     quarantine = Quarantine()
     began = 0.0

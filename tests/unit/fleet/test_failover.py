@@ -15,7 +15,7 @@ from conductor.fleet.group import open_group
 from conductor.fleet.journal import Journal
 from protocols.backend import LauncherPort, Resources, WorkerState, WorkloadSpec
 from protocols.errors import BudgetExhausted, ConductorError, InvariantError, StateLost, Transient, WorkerLost
-from protocols.fleet import PlannedRole, Restarts
+from protocols.fleet import Cause, PlannedRole, Restarts
 from protocols.ledger import Incident
 from protocols.messages import WeightVersion, WorkerId
 from protocols.pauses import pause_s
@@ -461,3 +461,48 @@ async def test_notice_to_those_who_hold_what_was_trained_has_it_saved() -> None:
         await anyio.sleep(60)
         assert run.saves == 1
         assert fleet.launches == []
+
+
+async def test_a_worker_that_left_and_joined_anew_begins_with_a_clean_slate() -> None:
+    """Its name is used again; its failures, its absence and the notice that it got are not."""
+    fleet, run = Fleet(), Run()
+    drained: list[WorkerId] = []
+
+    async def drain(workers: Collection[WorkerId]) -> None:
+        await anyio.lowlevel.checkpoint()
+        drained.extend(workers)
+
+    one, two = rollouts()
+    async with tended(fleet, run, restarts=Restarts(worker=1)) as failover:
+        fleet.crash(B)
+        await until(lambda: len(run.incidents) == 1)
+        fleet.notify(B)
+        await until(lambda: failover.attendance.away == frozenset())
+        await anyio.sleep(10)
+        failover.suspect(B)
+        await failover.shrink([one])
+        assert failover.members == (A,)
+        assert failover.attendance.away == frozenset()
+        await failover.grow([one, two])
+        assert failover.members == (A, B)
+        failover.drain = drain
+        fleet.notify(B)
+        await until(lambda: drained == [B])
+        await until(lambda: len(run.incidents) == 2)
+        fleet.crash(B)
+        await until(lambda: len(run.incidents) == 3)
+        assert run.incidents[-1].level == "worker", "once is not twice"
+
+
+async def test_what_was_done_about_lost_workers_stands_beside_why_they_were_lost() -> None:
+    fleet, run = Fleet(), Run()
+
+    async def move(workers: Collection[WorkerId], cause: Cause, _journal: Journal) -> tuple[str, ...]:
+        await anyio.lowlevel.checkpoint()
+        return tuple(f"{worker} is moved for {cause}" for worker in workers)
+
+    async with tended(fleet, run) as failover:
+        failover.move = move
+        fleet.crash(B)
+        await until(lambda: bool(run.incidents))
+        assert run.incidents[0].detail == f"worker {B} is lost: it crashed; then {B} is moved for worker"
