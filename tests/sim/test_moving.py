@@ -50,7 +50,7 @@ class Nodes:
         await checkpoint()
         if request.node in self.taken:
             raise Transient(f"others hold {request.node}")
-        self.held[request.reservation_id] = request.node
+        self.held.setdefault(request.reservation_id, request.node)
         self.most = max(self.most, len(self.held))
 
     async def release(self, reservation_id: str) -> None:

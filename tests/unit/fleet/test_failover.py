@@ -479,7 +479,7 @@ async def test_a_worker_that_left_and_joined_anew_begins_with_a_clean_slate() ->
         fleet.notify(B)
         await until(lambda: failover.attendance.away == frozenset())
         await anyio.sleep(10)
-        failover.suspect(B)
+        failover.attendance.leave(B)
         await failover.shrink([one])
         assert failover.members == (A,)
         assert failover.attendance.away == frozenset()
