@@ -30,11 +30,16 @@ NODES = fleet_of(node("a", cpus=8), node("b", cpus=8))
 
 @dataclass
 class World:
-    """A launcher and a placement that write down what happens, in order; ``refuses`` are nodes that others hold."""
+    """A launcher and a placement that write down what happens, in order; ``refuses`` are nodes that others hold.
+
+    Attributes:
+        room: Reservations that ``b`` has room for.
+    """
 
     fleet: Fleet
     inventory_: Inventory = NODES
     refuses: dict[str, Exception] = field(default_factory=dict)
+    room: int = 9
     acts: list[str] = field(default_factory=list)
     specs: dict[WorkerId, WorkloadSpec] = field(default_factory=dict)
     unguarded: list[str] = field(default_factory=list)
@@ -50,6 +55,8 @@ class World:
             self.unguarded.append(request.reservation_id)
         if request.node in self.refuses:
             raise self.refuses[request.node]
+        if request.node == "b" and list(self.held.values()).count("b") == self.room:
+            raise Transient("others hold the rest")
         self.acts.append(f"hold {request.reservation_id} on {request.node}")
         self.held.setdefault(request.reservation_id, request.node)
 
@@ -134,6 +141,17 @@ async def test_where_others_hold_the_new_place_it_keeps_the_old_one(refusal: Exc
         assert world.fleet.plan == before
         await group.replace((A,))
         assert world.specs[A] == spec
+
+
+async def test_of_several_either_all_move_or_none() -> None:
+    """Half of a move would leave the plan and what is held at odds."""
+    async with opened() as (world, mover, group):
+        world.room = 1
+        assert await mover.move(group, [A, B], "preemption", JOURNAL) == ()
+        assert (world.held[A], world.held[B]) == ("a", "a")
+        world.room = 2
+        await mover.move(group, [A, B], "preemption", JOURNAL)
+        assert (world.held[A], world.held[B]) == ("b", "b")
 
 
 async def test_while_the_size_of_the_fleet_is_changed_nobody_is_moved() -> None:
