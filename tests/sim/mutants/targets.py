@@ -7,10 +7,11 @@ _POOL = (
     "tests/unit/engines/test_pool.py",
     "tests/unit/engines/test_pool_failures.py",
     "tests/unit/engines/test_pool_keepers.py",
+    "tests/unit/engines/test_pool_scaling.py",
     "tests/contract/test_inference_controller.py",
 )
 _FLEET = "tests/unit/fleet"
-_PLANNING = tuple(f"tests/unit/planning/test_{name}.py" for name in ("edited", "mistakes", "placing"))
+_PLANNING = tuple(f"tests/unit/planning/test_{name}.py" for name in ("edited", "mistakes", "placing", "scaling"))
 
 
 def _runs(*names: str) -> tuple[str, ...]:
@@ -57,17 +58,17 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness", "retries"),
     "conductor.settling": _runs("settling_acts", "settling", "abort", "evaluation", "durability"),
     "conductor.resuming": _runs("going_on", "resume", "evaluation", "durability"),
-    "conductor.fleet.attendance": (_FLEET,),
-    "conductor.fleet.failover": (_FLEET, *_runs("moving", "scaling")),
+    "conductor.fleet.attendance": (_FLEET, "tests/contract/test_roles.py", *_runs("scaling")),
+    "conductor.fleet.failover": (_FLEET, *_runs("scaling")),
     "conductor.fleet.group": (_FLEET, *_runs("scaling")),
-    "conductor.fleet.moving": (f"{_FLEET}/test_moving.py", *_runs("moving")),
+    "conductor.fleet.moving": (f"{_FLEET}/test_moving.py",),
     "conductor.fleet.planned": (_FLEET,),
-    "conductor.fleet.reservation": (_FLEET,),
-    "conductor.fleet.rewinding": (f"{_FLEET}/test_rewinding.py", *_runs("trainer_lost")),
+    "conductor.fleet.reservation": (_FLEET, *_runs("scaling")),
+    "conductor.fleet.rewinding": (f"{_FLEET}/test_rewinding.py",),
     "conductor.fleet.spread": (_FLEET,),
     "conductor.fleet.together": (_FLEET,),
     "conductor.fleet.undo": (_FLEET,),
-    "backends.engines.pool": (*_POOL, *_runs("publishing")),
+    "backends.engines.pool": (*_POOL, *_runs("publishing", "scaling")),
 }
 """Module -> files or folders of tests.
 
@@ -80,6 +81,7 @@ SLOW = (
     "test_stopped_at_any_time_it_has_saved_what_it_trained_and_goes_on_as_if_nothing_had_been",
     "test_any_job_killed_anywhere_trains_the_same",
     "test_killed_over_and_over_it_still_ends",
+    "test_killed_anywhere_while_steps_and_a_checkpoint_go_on_it_trains_the_same",
     "test_ages_are_bounded_whatever_is_filtered_and_however_long_things_take",
     "test_no_group_is_trained_over_age",
     "test_dropping_the_slow_shortens_the_data_and_waiting_does_not",
