@@ -1,7 +1,8 @@
 """From the names in the job to open ports: what the backend hosts, and what opens beside the controller."""
 
-from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
@@ -17,10 +18,12 @@ from conductor.fleet.attendance import Attendance
 from conductor.fleet.budget import Budget
 from conductor.fleet.failover import Failover, Probe
 from conductor.fleet.group import open_group
+from conductor.fleet.moving import Fleet, Mover
 from conductor.fleet.planned import planned, write_plan
+from conductor.fleet.pools import Pool, drainer, either
 from conductor.fleet.reservation import Reservations, open_reservations
-from conductor.fleet.roles import RoleDesk, built_in, own
-from conductor.fleet.scaling import Hold, Pool, Scaler
+from conductor.fleet.roles import RoleDesk, carrier
+from conductor.fleet.scaling import Hold, Scaler
 from conductor.fleet.spread import Executors, Graders
 from conductor.ports import EvaluationPorts, Ports, Workloads
 from conductor.validation import find_remainder_problem, site_of
@@ -40,9 +43,6 @@ from protocols.training import RankPort, TrainerPort
 from protocols.wire import client
 
 P = TypeVar("P")
-
-_CALLABLE: Mapping[str, type] = {EPISODE: RolloutExecutorPort, REWARD: GraderPort, EVALUATION: GraderPort}
-"""Roles of the project's that other workers may call."""
 
 _RANKS = "backends.trainers.data_parallel:DataParallel"
 _OPEN_POOL = "backends.engines.pool:open_pool"
@@ -174,8 +174,7 @@ class _Ranks(TrainerPort, Protocol):
     def replaced(self, worker: WorkerId) -> None: ...
 
 
-class _Pool(InferenceControllerPort, Pool, Protocol):
-    def replaced(self, worker: WorkerId) -> None: ...
+class _Pool(InferenceControllerPort, Pool, Protocol): ...
 
 
 class _Opener:
@@ -196,6 +195,7 @@ class _Opener:
     """
 
     _reservations: Reservations
+    _mover: Mover
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class _Opener:
         self._site = site
         self._backend = backend
         self._bounded = bounded_home
-        self._fleet = fleet
+        self._fleet, self._now = fleet, Fleet(plan=fleet)
         self._stack = stack
         self._waits = waits
         self._at_once = at_once
@@ -236,6 +236,7 @@ class _Opener:
         with self._budget.phase(f"the reservation of {', '.join(bundle.name for bundle in bundles)}"):
             held = open_reservations(bundles, placement, stop_s=self.cfg.deadlines.abort)
             self._reservations = await self._stack.enter_async_context(held)
+        self._mover = Mover(self._now, self.cfg, self._given, placement=placement, reservations=self._reservations)
         for role in self._fleet.roles:
             if role.name not in ROLES:
                 await self.launch(role.name)
@@ -266,6 +267,8 @@ class _Opener:
         failover = Failover(
             planned_role, group, attendance=attendance, holds_state=role == POLICY, probe=probe, answer_s=answer_s
         )
+        if role != POLICY:  # ranks meet on one node
+            failover.move = partial(self._mover.move, group)
         self.failovers.append(failover)
         return failover
 
@@ -283,10 +286,8 @@ class _Opener:
                     leave(member)
                 raise
 
-        if role in _CALLABLE:
-            self.roles.add(role, members, built_in(_CALLABLE[role], send), attendance)
-        elif role not in ROLES:
-            self.roles.add(role, members, own(send), attendance)
+        if (call := carrier(role, send)) is not None:
+            self.roles.add(role, members, call, attendance)
 
     async def trainer(self) -> TrainerPort:
         """Launch what trains the policy: one worker, or ranks that are one trainer together."""
@@ -316,12 +317,14 @@ class _Opener:
         training = failover.members[: len(engines) - self.cfg.reserved_engines]
         evaluating = frozenset(engines).difference(training)
         pool = await self._pool({member: engines[member] for member in training})
-        failover.replaced = pool.replaced
+        drain_s = self.cfg.deadlines.publish / 2
+        failover.replaced, failover.drain = pool.replaced, drainer(pool, within_s=drain_s)
         self.scaler = self._scaler(failover, pool, evaluating)
         if not evaluating:
             return pool, None
         reserved = await self._pool({member: engine for member, engine in engines.items() if member in evaluating})
-        failover.replaced = _either(evaluating, reserved.replaced, pool.replaced)
+        failover.replaced = either(evaluating, reserved, pool)
+        failover.drain = drainer(pool, reserved, within_s=drain_s)
         route: Callable[..., InferenceControllerPort] = load_object(_RESERVED, "")
         return route(pool, reserved, prefix=evaluations_prefix(self.cfg.registration)), reserved
 
@@ -340,7 +343,7 @@ class _Opener:
             fields = msgspec.structs.asdict(msgspec.structs.replace(self.cfg, engines=size))
             return find_capacity_problems(fields, self._site.job_dir)
 
-        return Scaler(self._fleet, self.cfg, self._given, hold=hold, problems_at=problems_at)
+        return Scaler(self._now, self.cfg, self._given, hold=hold, problems_at=problems_at)
 
     async def _pool(self, engines: Mapping[WorkerId, EnginePort]) -> "_Pool":
         """Open the controller of some engines."""
@@ -381,13 +384,6 @@ class _Opener:
             raise loss
 
         return send
-
-
-def _either(
-    members: Container[WorkerId], one: Callable[[WorkerId], None], other: Callable[[WorkerId], None]
-) -> Callable[[WorkerId], None]:
-    """Return a function that tells ``one`` of ``members``, and ``other`` of the rest."""
-    return lambda member: (one if member in members else other)(member)
 
 
 def _required(section: str, adapter: Section | None) -> Section:

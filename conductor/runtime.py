@@ -24,6 +24,7 @@ from conductor.core.waits import Waits
 from conductor.failures import Failures, note_later
 from conductor.fleet.journal import Journal
 from conductor.fleet.rewinding import Rewinding
+from conductor.observe.guarded import Guarded
 from conductor.observe.log import open_log
 from conductor.observe.observer import Observer
 from conductor.ports import Ports, Workloads
@@ -62,13 +63,13 @@ async def run(
     waits = Waits(clock())
     desk, rewinding = Desk(cfg, waits), Rewinding(POLICY, cfg.fleet.roles.get(POLICY, RoleConfig()).restarts)
 
-    async def live(log: FilteringBoundLogger, *, resume: bool) -> RunResult:
+    async def live(log: FilteringBoundLogger, watcher: Observer, *, resume: bool) -> RunResult:
         failures = Failures()
         try:
             async with open_ports(
                 cfg, backend=backend, workloads=workloads, waits=waits, resume=resume, plan=plan
             ) as ports:
-                ctx = make_context(cfg, ports, waits, log=log, observer=observer, failures=failures)
+                ctx = make_context(cfg, ports, waits, log=log, observer=watcher, failures=failures)
                 ctx.resume, ctx.rewinding = resume, rewinding
                 with desk.attend(ctx), failures.watch("the run"):
                     return await conduct(ctx)
@@ -76,13 +77,13 @@ async def run(
             verdict = failures.verdict(group)
         raise verdict
 
-    async def live_on(log: FilteringBoundLogger) -> RunResult:
+    async def live_on(log: FilteringBoundLogger, watcher: Observer) -> RunResult:
         goes_on = resume
         with desk.scope:
             while True:
-                observer.phase("starting")
+                watcher.phase("starting")
                 try:
-                    result = await live(log, resume=goes_on)
+                    result = await live(log, watcher, resume=goes_on)
                 except StateLost as exc:
                     lost = exc
                 except Exception as exc:
@@ -97,12 +98,15 @@ async def run(
         raise Stopped(f"{cfg.name} was asked to stop")
 
     with open_log(cfg.run_dir, to_stderr=to_stderr) as log:
+        watcher = Guarded(observer, log)
         try:
             async with open_control(cfg.run_dir if control else None, desk.answer, log):
-                return await live_on(log)
+                return await live_on(log, watcher)
         except BaseException as exc:
             _log_end(log, exc)
             raise
+        finally:
+            watcher.conclude()
 
 
 def _log_end(log: FilteringBoundLogger, error: BaseException) -> None:
@@ -180,7 +184,11 @@ async def conduct(ctx: RunContext) -> RunResult:
 
 def journal_of(ctx: RunContext) -> Journal:
     """Return what those who look after the fleet know of a run."""
-    return Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log)
+
+    def save() -> None:
+        ctx.checkpoint_wanted = True
+
+    return Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log, save=save)
 
 
 def _result(ctx: RunContext, seconds: float) -> RunResult:

@@ -133,11 +133,13 @@ class WorkerState(Message, frozen=True, kw_only=True):
         pid: Of its process; None: it has none of its own.
         cause: Why it does not run any more; None: it runs.
         preempted: Whether it was somebody else who told it to end: its place was taken away.
+        leaving: Whether it runs, and somebody gave notice that its place is about to be taken away.
     """
 
     pid: int | None = None
     cause: str | None = None
     preempted: bool = False
+    leaving: bool = False
 
     @property
     def running(self) -> bool:

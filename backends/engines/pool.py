@@ -244,7 +244,7 @@ class EnginePool:
         """Take note that an engine is another process now, which serves nothing: its keeper lets it, alone."""
         for member in self._members:
             if member.name == worker:
-                member.lost = True
+                member.lost, member.leaving = True, False
                 member.stale()
 
     def add(self, engines: Mapping[WorkerId, EnginePort]) -> None:

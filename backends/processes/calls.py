@@ -49,6 +49,14 @@ class HostPort(Protocol):
         ...
 
 
+class NoticePort(Protocol):
+    """The controller's side of a worker process."""
+
+    async def leaving(self) -> None:
+        """Take note that the place of the worker is about to be taken away."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Served:
     codec: Codec

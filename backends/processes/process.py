@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from backends._hosting import PORTS, not_opened
 from backends._leftovers import end_marked
-from backends.processes.calls import Desk, HostPort, LaunchOrder, call_port
+from backends.processes.calls import Desk, HostPort, LaunchOrder, NoticePort, call_port
 from backends.processes.channel import Channel, ChannelEnded
 from backends.processes.child import Child
 from backends.processes.output import Output
@@ -72,19 +72,28 @@ class WorkerProcess:
         self._ended = anyio.Event()
         self._verdict = ""
         self._opened = False
+        self._leaving = False
+        desk.serve("notices", NoticePort, self)
 
     @property
     def state(self) -> WorkerState:
         """Whether it runs, as far as is known."""
         pid = self._child.process.pid
         if not self._ended.is_set():
-            return WorkerState(pid=pid)
+            return WorkerState(pid=pid, leaving=self._leaving)
         return WorkerState(pid=pid, cause=self._cause(), preempted=self._preempted)
 
     @property
     def _preempted(self) -> bool:
-        """Whether it closed because somebody other than its launcher sent it SIGTERM."""
-        return not (self._closing.is_set() or self._verdict) and self._child.process.returncode in {0, -signal.SIGTERM}
+        """Whether it closed because somebody other than its launcher sent it SIGTERM, or was not there for a notice."""
+        ended = self._child.process.returncode in {0, -signal.SIGTERM, -signal.SIGUSR1}
+        return ended and not (self._closing.is_set() or self._verdict)
+
+    async def leaving(self) -> None:
+        """Take note that its place is about to be taken away (``NoticePort``)."""
+        await checkpoint()
+        log.warning("worker.noticed", worker_id=self._spec.worker_id)
+        self._leaving = True
 
     async def open(self, order: LaunchOrder) -> None:
         """Let it open its workload.

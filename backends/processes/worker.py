@@ -1,7 +1,8 @@
 """The process of a worker: ``python -m backends.processes.worker CHANNEL PARENT``.
 
 It opens the one workload that it is told to over the channel, a socket's number, and answers calls until SIGTERM, the
-end of the channel, or the end of its parent.
+end of the channel, or the end of its parent. SIGUSR1 is the notice that its place is about to be taken away: it tells
+the controller, and goes on.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,12 @@ import anyio
 from anyio.abc import UNIXSocketStream
 
 from backends._hosting import PORTS, not_opened, opened
-from backends.processes.calls import Desk, HostPort, LaunchOrder, of_controller
+from backends.processes.calls import Desk, HostPort, LaunchOrder, NoticePort, of_controller
 from backends.processes.channel import Channel
 from backends.processes.payloads import SharedPayloads
 from protocols.adapters import Host
 from protocols.aio import open_tasks, owned
-from protocols.errors import InvariantError
+from protocols.errors import InvariantError, WorkerLost
 from protocols.inference import InferenceControllerPort
 from protocols.roles import RolesPort
 
@@ -45,22 +47,33 @@ def _die_with(parent: int) -> None:
 
 
 async def _serve(descriptor: int) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGUSR1) as signals:
         async with (
             await UNIXSocketStream.from_socket(socket.socket(fileno=descriptor)) as stream,
             open_tasks() as tasks,
         ):
             worker = _Worker()
             channel = Channel(stream, worker.desk.answer)
-            tasks.start_soon(_obey, signals, worker.close, name="signals")
+            noticed = anyio.Event()
+            tasks.start_soon(_obey, signals, worker.close, noticed, name="signals")
+            tasks.start_soon(_pass_on, noticed, channel, name="notice")
             tasks.start_soon(_carry, channel, worker.close, name="channel")
             await worker.run(channel)
             tasks.cancel_scope.cancel()
 
 
-async def _obey(signals: AsyncIterator[signal.Signals], close: Callable[[], None]) -> None:
-    async for _ in signals:
-        close()
+async def _obey(signals: AsyncIterator[signal.Signals], close: Callable[[], None], noticed: anyio.Event) -> None:
+    async for number in signals:
+        if number == signal.SIGUSR1:
+            noticed.set()
+        else:
+            close()
+
+
+async def _pass_on(noticed: anyio.Event, channel: Channel) -> None:
+    await noticed.wait()
+    with suppress(WorkerLost):  # the controller is gone, and this process follows it
+        await of_controller(channel, "notices", NoticePort).leaving()
 
 
 async def _carry(channel: Channel, close: Callable[[], None]) -> None:

@@ -33,6 +33,7 @@ class _Worker:
 
     Attributes:
         back_s: When it is there again after a crash; None: it is there.
+        leaving: Whether notice was given that its place is about to be taken away.
     """
 
     def __init__(self, spec: WorkloadSpec, make: Callable[[], Any]) -> None:
@@ -40,13 +41,14 @@ class _Worker:
         self.make = make
         self.workload = make()
         self.back_s: float | None = None
+        self.leaving = False
         self._calls: dict[anyio.CancelScope, str] = {}
 
     @property
     def state(self) -> WorkerState:
         """As a launcher knows it; one that is there again has not said so before it is called."""
         gone = self.back_s is not None and anyio.current_time() < self.back_s
-        return WorkerState(cause=self.lost().cause) if gone else WorkerState()
+        return WorkerState(cause=self.lost().cause) if gone else WorkerState(leaving=self.leaving)
 
     @contextmanager
     def calling(self, stage: str) -> Generator[Any]:
@@ -153,6 +155,11 @@ class SimLauncher(Reachable):
         self._down_s[WorkerId(worker_id)] = anyio.current_time() + lasts_s
         worker.back_s = math.inf if worker.spec.section == "train" else self._down_s[WorkerId(worker_id)]
         return worker.cut()
+
+    def notify(self, worker_id: str) -> None:
+        """Give notice that the place of a worker is about to be taken away."""
+        if WorkerId(worker_id) in self._workers:
+            self._workers[WorkerId(worker_id)].leaving = True
 
     def lose_weights(self, worker_id: str) -> None:
         """Let an engine serve nothing until weights are loaded."""

@@ -10,7 +10,7 @@ import anyio
 
 from conductor.core.failover import Raise, Restart, Situation, Strikes, decide
 from conductor.fleet.attendance import Attendance
-from conductor.fleet.group import WorkerGroup
+from conductor.fleet.group import Sight, WorkerGroup
 from conductor.fleet.journal import Journal
 from conductor.fleet.together import all_or_first
 from protocols.aio import deadline
@@ -21,6 +21,12 @@ from protocols.messages import WeightVersion, WorkerId
 
 Probe = Callable[[WorkerId], Awaitable[object]]
 """Asks a worker something that takes no work."""
+
+Drain = Callable[[Collection[WorkerId]], Awaitable[None]]
+"""Gives some workers nothing more to do, and waits, not for ever, until they have done what they had."""
+
+Move = Callable[[Collection[WorkerId], Cause, Journal], Awaitable[tuple[str, ...]]]
+"""Gives workers other places that were lost for a cause, where that is better; says what was done."""
 
 _LOOK_S = 2.0
 """Between two looks at the workers; a call that finds one lost does not wait for it."""
@@ -58,6 +64,12 @@ class Failover:
         replaced: Told of each worker that is another process now, before anybody calls that.
         probe: Finds out whether a worker hangs; None: its launcher does.
         answer_s: Within how many seconds a probe is answered.
+
+    Attributes:
+        replaced: As above.
+        drain: Before workers are replaced whose places are about to be taken away; None: they are replaced when they
+            are gone.
+        move: Before workers are launched again; None: they stay where they are.
     """
 
     def __init__(
@@ -74,6 +86,8 @@ class Failover:
         self.role = role
         self.attendance = attendance or Attendance()
         self.replaced = replaced
+        self.drain: Drain | None = None
+        self.move: Move | None = None
         self._group = group
         self._holds_state = holds_state
         self._probe = probe
@@ -81,6 +95,7 @@ class Failover:
         self._strikes: defaultdict[WorkerId, Strikes] = defaultdict(Strikes)
         self._restarted = Strikes()
         self._silent: Counter[WorkerId] = Counter()
+        self._noticed: set[WorkerId] = set()
         self._turn = anyio.Lock()  # one changes who the members are, or launches them again
         self._hint = anyio.Event()
 
@@ -128,6 +143,7 @@ class Failover:
         for worker in set(before).difference(self.members):
             self._strikes.pop(worker, None)
             del self._silent[worker]
+            self._noticed.discard(worker)
             self.attendance.come_back(worker)
 
     async def run(self, journal: Journal) -> None:
@@ -143,32 +159,53 @@ class Failover:
 
     async def _tend(self, journal: Journal) -> None:
         while True:
-            losses = await self._losses(journal)
+            sight = await self._look(journal)
             async with self._turn:
-                there = {worker: loss for worker, loss in losses.items() if worker in self.members}
+                there = {worker: loss for worker, loss in sight.losses.items() if worker in self.members}
+                leaving = tuple(worker for worker in sight.leaving if worker in self.members)
                 if there:
                     await self._fail_over(there, journal)
+                elif leaving:
+                    await self._heed(leaving, journal)
 
-    async def _losses(self, journal: Journal) -> dict[WorkerId, WorkerLost]:
-        """Wait until some workers are lost; whoever was only suspected is there again."""
+    async def _heed(self, leaving: tuple[WorkerId, ...], journal: Journal) -> None:
+        """Do what can be done before places are taken away, once for each notice."""
+        self._noticed.update(leaving)
+        journal.log.warning("notice.given", role=self.role.name, workers=leaving)
+        if self._holds_state:
+            journal.save()
+        elif self.drain is not None:
+            cause = "its place is about to be taken away"
+            losses = {worker: WorkerLost(worker=worker, cause=cause, preempted=True) for worker in leaving}
+            await self._fail_over(losses, journal, self.drain)
+
+    async def _look(self, journal: Journal) -> Sight:
+        """Wait until some workers are lost, or notice of that is given; whoever was only suspected is there again."""
         while True:
             with anyio.move_on_after(_LOOK_S):
                 await self._hint.wait()
             self._hint = anyio.Event()
             suspected = self.attendance.away
             try:
-                losses = await self._group.losses()
+                sight = await self._group.look()
             except Transient as exc:
                 journal.log.warning("workers.not_polled", role=self.role.name, error=str(exc))
                 continue
-            losses |= {worker: self._hanging(worker) for worker, times in self._silent.items() if times >= _SILENCES}
+            hanging = {worker: self._hanging(worker) for worker, times in self._silent.items() if times >= _SILENCES}
+            losses = sight.losses | hanging
             for worker in suspected - losses.keys():
                 self.attendance.come_back(worker)
-            if losses:
-                return losses
+            leaving = tuple(worker for worker in sight.leaving if worker not in self._noticed)
+            if losses or leaving:
+                return Sight(losses=losses, leaving=leaving)
 
-    async def _fail_over(self, losses: Mapping[WorkerId, WorkerLost], journal: Journal) -> None:
-        """One failover, of those that were lost for one cause; others are found by the next look."""
+    async def _fail_over(
+        self, losses: Mapping[WorkerId, WorkerLost], journal: Journal, drain: Drain | None = None
+    ) -> None:
+        """One failover, of those that were lost for one cause, or will be once they are drained.
+
+        Others are found by the next look.
+        """
         cause = _cause_of(next(iter(losses.values())))
         lost = tuple(worker for worker, loss in losses.items() if _cause_of(loss) == cause)
         course = _Course(
@@ -183,6 +220,8 @@ class Failover:
         journal.log.warning("failover.began", role=self.role.name, workers=lost, cause=cause, error=course.details[0])
         for worker in lost:
             self.attendance.leave(worker)
+        if drain is not None:
+            await drain(lost)
         given_up: ConductorError | None = None
         try:
             await self._restore(course, journal)
@@ -215,6 +254,8 @@ class Failover:
             await self._follow(decision, course, journal.trained())
             course.attempts += 1
             try:
+                if self.move is not None:
+                    course.details += await self.move(course.lost, cause, journal)
                 await self._group.replace(course.lost)
             except (Transient, PortFailed) as exc:
                 course.failure, cause = exc, _cause_of(exc)
@@ -245,6 +286,7 @@ class Failover:
     def _welcome(self, workers: Collection[WorkerId]) -> None:
         for worker in workers:
             self._silent[worker] = 0
+            self._noticed.discard(worker)
             if self.replaced is not None:
                 self.replaced(worker)
             self.attendance.come_back(worker)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,19 @@ def spec_of(vertex: Vertex, site: Site) -> WorkloadSpec:
         devices=vertex.devices,
         ranks=vertex.ranks,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """The members of a group at one moment.
+
+    Attributes:
+        losses: Those that do not run, and why.
+        leaving: Those that run, and whose places are about to be taken away.
+    """
+
+    losses: dict[WorkerId, WorkerLost]
+    leaving: tuple[WorkerId, ...]
 
 
 class WorkerGroup:
@@ -88,8 +102,20 @@ class WorkerGroup:
         """
         names = tuple(member for member in self.members if member in set(members))
         self._up.difference_update(names)
-        await self._end(names)
+        await self.end(names)
         await self._launch(names)
+
+    async def end(self, members: Sequence[WorkerId]) -> None:
+        """End some members; they are missing until they are replaced.
+
+        Raises:
+            ConductorError: One could not be ended.
+        """
+        await all_or_first({f"end of {name}": partial(self._launcher.kill, name) for name in members})
+
+    def assign(self, vertices: Sequence[Vertex]) -> None:
+        """Give members that do not run other places, where they are launched from now on."""
+        self._specs |= {vertex.name: spec_of(vertex, self._site) for vertex in vertices}
 
     async def scale(self, vertices: tuple[Vertex, ...]) -> None:
         """Launch those of some vertices that are no members yet, then end the members that are none of them.
@@ -98,14 +124,14 @@ class WorkerGroup:
             ConductorError: One could not be launched or ended.
         """
         wanted = {vertex.name: spec_of(vertex, self._site) for vertex in vertices}
-        await self._end(tuple(self._joining))  # what one that failed has left
+        await self.end(tuple(self._joining))  # what one that failed has left
         self._joining = {name: spec for name, spec in wanted.items() if name not in self._specs}
         await self._launch(tuple(self._joining))
         self._specs |= self._joining  # not before it is there: whoever looks after the members would bring it back
         self._joining = {}
         leaving = tuple(name for name in self._specs if name not in wanted)
         self._up.difference_update(leaving)
-        await self._end(leaving)
+        await self.end(leaving)
         self._specs = {name: spec for name, spec in self._specs.items() if name in wanted}
 
     async def ready(self) -> frozenset[WorkerId]:
@@ -119,15 +145,22 @@ class WorkerGroup:
 
     async def losses(self) -> dict[WorkerId, WorkerLost]:
         """Return the members that do not run, and why."""
+        return (await self.look()).losses
+
+    async def look(self) -> Sight:
+        """Return what the launcher knows of the members."""
         states = await self._launcher.poll()
         losses: dict[WorkerId, WorkerLost] = {}
+        leaving: list[WorkerId] = []
         for member in self.members:
             state = states.get(member)
             if state is None:
                 losses[member] = WorkerLost(worker=member, cause="it was not launched")
             elif state.cause is not None:
                 losses[member] = WorkerLost(worker=member, cause=state.cause, preempted=state.preempted)
-        return losses
+            elif state.leaving:
+                leaving.append(member)
+        return Sight(losses=losses, leaving=tuple(leaving))
 
     async def probe(self, member: WorkerId) -> bool:
         """Return whether one member runs."""
@@ -140,9 +173,6 @@ class WorkerGroup:
             PortFailed: Some could not be ended; it names them.
         """
         await undo_each((*self.members, *self._joining), lambda member: self._launcher.kill(WorkerId(member)))
-
-    async def _end(self, members: Sequence[WorkerId]) -> None:
-        await all_or_first({f"end of {name}": partial(self._launcher.kill, name) for name in members})
 
     async def _call(self, member: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
         return await self._launcher.call(member, method, args)

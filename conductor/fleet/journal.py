@@ -19,11 +19,13 @@ class Journal:
         trained: The trainer's version.
         record: Writes an incident down.
         log: The run's.
+        save: Has a checkpoint written after the current step.
     """
 
     trained: Callable[[], WeightVersion]
     record: Callable[[Incident | Scaled], Awaitable[None]]
     log: FilteringBoundLogger
+    save: Callable[[], None] = lambda: None
 
     async def close(self, incident: Incident) -> None:
         """Tell of a failover that has ended."""

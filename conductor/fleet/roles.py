@@ -8,15 +8,21 @@ from typing import Any
 from anyio.lowlevel import checkpoint
 
 from conductor.config import QueueConfig
+from conductor.core.planning.wishes import EPISODE, EVALUATION, REWARD, ROLES
 from conductor.fleet.attendance import Attendance
 from conductor.fleet.calling import Call, Calls
 from conductor.fleet.meeting import Meeting
 from conductor.fleet.queues import RoleQueue
 from conductor.fleet.spread import LeastBusy
 from protocols.errors import UserError
+from protocols.grading import GraderPort
 from protocols.messages import WorkerId
 from protocols.roles import Generation, Meet, RoleCall, RolesPort
+from protocols.rollouts import RolloutExecutorPort
 from protocols.wire import Codec
+
+_CALLABLE: Mapping[str, type] = {EPISODE: RolloutExecutorPort, REWARD: GraderPort, EVALUATION: GraderPort}
+"""Roles of the project's that other workers may call."""
 
 
 class _Role:
@@ -133,6 +139,13 @@ class RoleDesk:
         if name not in self._queues:
             raise UserError(f"the job has no queue {name!r}; name it in [fleet.queues]")
         return self._queues[name]
+
+
+def carrier(role: str, send: Callable[[WorkerId, str, tuple[Any, ...]], Awaitable[Any]]) -> Call | None:
+    """Return what carries calls of other workers to a role; None: the controller has it to itself."""
+    if role in _CALLABLE:
+        return built_in(_CALLABLE[role], send)
+    return None if role in ROLES else own(send)
 
 
 def own(send: Callable[[WorkerId, str, tuple[Any, ...]], Awaitable[Any]]) -> Call:

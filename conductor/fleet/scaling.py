@@ -1,8 +1,7 @@
 """More engines, or fewer, while a run goes on: new ones join when they are there, old ones end when drained."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import anyio
 
@@ -10,6 +9,8 @@ from conductor.config import RunConfig
 from conductor.core.planning.scaling import find_unscalable, grown, shrunk
 from conductor.fleet.failover import Failover
 from conductor.fleet.journal import Journal
+from conductor.fleet.moving import Fleet
+from conductor.fleet.pools import Pool
 from conductor.fleet.reservation import Reservations
 from protocols.aio import deadline
 from protocols.backend import PlacementPort
@@ -18,22 +19,6 @@ from protocols.fleet import Plan
 from protocols.inference import EnginePort
 from protocols.ledger import Scaled
 from protocols.messages import WorkerId
-
-
-class Pool(Protocol):
-    """What a pool of engines lets be done to its members; see ``backends.engines.pool``."""
-
-    def add(self, engines: Mapping[WorkerId, EnginePort]) -> None:
-        """Take engines in beside the others."""
-        ...
-
-    async def drain(self, workers: Collection[WorkerId], *, within_s: float) -> None:
-        """Send nothing more to some, and wait until they work on nothing."""
-        ...
-
-    def forget(self, workers: Collection[WorkerId]) -> None:
-        """Let go of some."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,26 +52,23 @@ class Scaler:
     """Brings the engines to the number that somebody asks for; ``run`` is the one task that does.
 
     Args:
-        fleet: The plan by which the workers were launched.
+        fleet: Where the workers are.
         job: The job.
         given: Sections whose workloads are handed over in code.
         hold: What it takes hold of.
         problems_at: Finds what else stands against a size.
-
-    Attributes:
-        fleet: The plan as it is now.
     """
 
     def __init__(
         self,
-        fleet: Plan,
+        fleet: Fleet,
         job: RunConfig,
         given: Collection[str],
         *,
         hold: Hold,
         problems_at: Callable[[int], Iterable[Problem]],
     ) -> None:
-        self.fleet = fleet
+        self._fleet = fleet
         self._job = job
         self._given = given
         self._hold = hold
@@ -122,7 +104,8 @@ class Scaler:
             if order is None:
                 continue
             try:
-                order.outcome = await self._carry_out(order, journal, began)
+                async with self._fleet.turn:
+                    order.outcome = await self._carry_out(order, journal, began)
             except UserError as exc:
                 order.refusal = exc
             finally:
@@ -157,14 +140,14 @@ class Scaler:
 
     async def _larger(self, more: int) -> Plan:
         inventory = await self._hold.placement.inventory()
-        plan = grown(self.fleet, self._job, inventory, role=self._role, more=more, given=self._given)
+        plan = grown(self._fleet.plan, self._job, inventory, role=self._role, more=more, given=self._given)
         if isinstance(plan, Plan):
             return plan
         raise ConfigError(plan)
 
     def _smaller(self, fewer: int) -> Plan:
         may = [member for member in self._hold.failover.members if member not in self._hold.reserved]
-        return shrunk(self.fleet, self._role, may[-fewer:])
+        return shrunk(self._fleet.plan, self._role, may[-fewer:])
 
     async def _try(
         self, change: Callable[[Plan, tuple[WorkerId, ...]], Awaitable[None]], plan: Plan, workers: tuple[WorkerId, ...]
@@ -174,7 +157,7 @@ class Scaler:
             await change(plan, workers)
         except (Transient, PortFailed, UserError) as exc:
             return str(exc)
-        self.fleet = plan
+        self._fleet.plan = plan
         return ""
 
     async def _grow(self, plan: Plan, workers: tuple[WorkerId, ...]) -> None:
@@ -186,7 +169,7 @@ class Scaler:
             with deadline(f"the launch of {', '.join(workers)}", self._job.deadlines.start * len(workers)):
                 await hold.failover.grow(plan.workers(role))
         except (Transient, PortFailed, UserError):
-            await hold.failover.grow(self.fleet.workers(role))  # noqa: ASYNC120 - ends what was launched; cut, the run ends it
+            await hold.failover.grow(self._fleet.plan.workers(role))  # noqa: ASYNC120 - ends what was launched; cut, the run ends it
             await hold.reservations.release([bundle.name for bundle in bundles])  # noqa: ASYNC120 - as before
             raise
         hold.pool.add({worker: hold.client(worker) for worker in workers})
@@ -202,7 +185,7 @@ class Scaler:
             hold.pool.add({worker: hold.client(worker) for worker in workers})
             raise
         hold.pool.forget(workers)
-        bundles = [bundle.name for bundle in self.fleet.bundles if set(workers).issuperset(bundle.members)]
+        bundles = [bundle.name for bundle in self._fleet.plan.bundles if set(workers).issuperset(bundle.members)]
         await hold.reservations.release(bundles)
 
     @property

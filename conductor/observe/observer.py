@@ -9,7 +9,8 @@ from protocols.tracking import StepRecord
 class Observer(Protocol):
     """Is told what a run does, on the event loop and between two of its steps.
 
-    Both methods return at once and never raise: what goes wrong with watching is the watcher's own.
+    Both methods return at once. What they raise is logged once, counted, and changes nothing: what goes wrong with
+    watching is the watcher's own.
     """
 
     def phase(self, name: str) -> None:

@@ -18,7 +18,7 @@ from conductor.inspection import incidents, inspect, read_record
 from conductor.result import Accounts
 from protocols.aio import Doorbell
 from protocols.backend import Backend
-from protocols.ledger import Incident, Scaled
+from protocols.ledger import Incident, Scaled, Stepped
 from protocols.messages import WorkerId
 from protocols.sections import Site
 from protocols.tracking import StepRecord
@@ -223,3 +223,32 @@ async def test_a_run_whose_whole_trainer_is_killed_goes_back_to_its_last_checkpo
     assert set(incident.workers) <= set(RANKS)
     assert (incident.cause, incident.level, incident.verdict, incident.attempts) == ("worker", "job", "restored", 1)
     assert incident.version >= 5
+
+
+async def test_an_engine_that_gets_notice_finishes_its_groups_and_is_replaced(tmp_path: Path) -> None:
+    """Issue E: a preemption notice drains first: nothing is generated twice, and nobody else is another process."""
+    cfg = load_config(JOB, overrides=[*SMALL, *FLEET, "steps=1000000"], run_dir=str(tmp_path / "run"))
+    async with open_fleet() as (backend, fleet):
+        steps = Steps()
+
+        async def notify(scope: anyio.CancelScope) -> None:
+            await steps.wait_for(2)
+            before = await fleet.pids()
+            os.kill(before[ENGINES[1]] or 0, signal.SIGUSR1)
+            while not incidents(read_record(cfg)):
+                await steps.wait_for(1)
+            await steps.wait_for(2)
+            after = await fleet.pids()
+            assert {name for name in before if after.get(name) != before[name]} == {ENGINES[1]}
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+                tasks.start_soon(notify, scope)
+                await Conductor.run(cfg, backend=backend, observer=steps)
+    record = read_record(cfg)
+    (incident,) = [one for one in record.events if isinstance(one, Incident)]
+    assert (incident.workers, incident.cause, incident.verdict) == ((ENGINES[1],), "preemption", "restored")
+    assert inspect(record).balanced
+    last = [one for one in record.events if isinstance(one, Stepped)][-1]
+    assert last.failures == {}, "no group was tried again"

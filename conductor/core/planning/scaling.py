@@ -1,4 +1,4 @@
-"""A plan that grows or shrinks while its workers run: nobody who runs is moved."""
+"""A plan that changes while its workers run: more of them, fewer, or some elsewhere. Nobody who runs is moved."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -7,7 +7,7 @@ from itertools import count, islice
 import msgspec
 
 from conductor.config import RoleConfig, RunConfig
-from conductor.core.planning.placing import on_hardware, place_bundles
+from conductor.core.planning.placing import domain_of, on_hardware, place_bundles
 from conductor.core.planning.plan import vertex_at
 from conductor.core.planning.request import Request, request_of
 from conductor.core.planning.rooms import Room, Seat, for_workers
@@ -78,11 +78,8 @@ def grown(
     seats = place_bundles(team, numbers, _rooms(plan, request, inventory))
     if isinstance(seats, Problem):
         return (seats,)
-    added = [
-        Bundle(name=seat.bundle, node=seat.node.name, resources=team.need, members=(seat.worker,)) for seat in seats
-    ]
     vertices = sorted((*plan.workers(role), *_vertices(plan, seats, inventory)), key=lambda one: _number(one.name))
-    return _resized(plan, role, vertices, (*plan.bundles, *added))
+    return _resized(plan, role, vertices, (*plan.bundles, *_bundles(team, seats)))
 
 
 def shrunk(plan: Plan, role: str, leaving: Collection[WorkerId]) -> Plan:
@@ -90,6 +87,59 @@ def shrunk(plan: Plan, role: str, leaving: Collection[WorkerId]) -> Plan:
     kept = [vertex for vertex in plan.workers(role) if vertex.name not in leaving]
     bundles = [bundle for bundle in plan.bundles if not set(leaving).issuperset(bundle.members)]
     return _resized(plan, role, kept, bundles)
+
+
+def moved(
+    plan: Plan,
+    job: RunConfig,
+    inventory: Inventory,
+    *,
+    workers: Collection[WorkerId],
+    avoid: Collection[str],
+    given: Collection[str] = (),
+) -> Plan | tuple[Problem, ...]:
+    """Return a plan in which some workers of one role, which do not run, lie elsewhere; or what stands against it.
+
+    They keep their names and their ranks among all and in their role.
+
+    Args:
+        plan: Whose other workers run.
+        job: As for ``plan``.
+        inventory: What there is now.
+        workers: Who is to move; each is alone in its bundle, and the job leaves its devices open.
+        avoid: Failure domains that they must not lie in.
+        given: Sections whose workloads are handed over in code.
+    """
+    before = {vertex.name: vertex for vertex in plan.vertices if vertex.name in workers}
+    role = next(iter(before.values())).role
+    numbers = tuple(sorted(map(_number, before)))
+    engines = max((_number(vertex.name) + 1 for vertex in plan.workers(ROLLOUT)), default=job.engines)
+    wanted = msgspec.structs.replace(job, engines=engines)
+    request = on_hardware(request_of(msgspec.structs.asdict(wanted), given), inventory)
+    wish = next(wish for wish in request.wishes if wish.name == role)
+    together = any(set(bundle.members) & before.keys() and len(bundle.members) > 1 for bundle in plan.bundles)
+    if together or wish.per_node or wish.devices is not None:
+        why = "the job says where it lies: with others, so many on each node, or on devices by number"
+        return (Problem(field=f"fleet.roles.{role}", value=None, why=why, mend="leave that open"),)
+    rest = shrunk(plan, role, before)
+    rooms = [room for room in _rooms(rest, request, inventory) if domain_of(room) not in avoid]
+    team = Team(wishes=(wish,), bundles=wish.instances)
+    seats = place_bundles(team, numbers, rooms)
+    if isinstance(seats, Problem):
+        return (seats,)
+    vertices = {vertex.name: vertex for vertex in plan.workers(role)}
+    for vertex in _vertices(rest, seats, inventory):
+        kept = before[vertex.name].ranks
+        ranks = msgspec.structs.replace(vertex.ranks, world=kept.world, role=kept.role)
+        vertices[vertex.name] = msgspec.structs.replace(vertex, ranks=ranks)
+    return _resized(plan, role, tuple(vertices.values()), (*rest.bundles, *_bundles(team, seats)))
+
+
+def _bundles(team: Team, seats: Sequence[Seat]) -> list[Bundle]:
+    """Return the bundles of workers that are alone in theirs."""
+    return [
+        Bundle(name=seat.bundle, node=seat.node.name, resources=team.need, members=(seat.worker,)) for seat in seats
+    ]
 
 
 def _number(worker: WorkerId) -> int:

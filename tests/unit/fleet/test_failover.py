@@ -1,6 +1,6 @@
 """Failovers on the virtual clock: noticed, decided, carried out, told of, and over."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from conductor.fleet.group import open_group
 from conductor.fleet.journal import Journal
 from protocols.backend import LauncherPort, Resources, WorkerState, WorkloadSpec
 from protocols.errors import BudgetExhausted, ConductorError, InvariantError, StateLost, Transient, WorkerLost
-from protocols.fleet import PlannedRole, Restarts
+from protocols.fleet import Cause, PlannedRole, Restarts
 from protocols.ledger import Incident
 from protocols.messages import WeightVersion, WorkerId
 from protocols.pauses import pause_s
@@ -64,6 +64,11 @@ class Fleet:
         self.silent.discard(worker)
         self._states.pop(worker, None)
 
+    def notify(self, *workers: WorkerId) -> None:
+        """Give notice that the places of workers are about to be taken away."""
+        for worker in workers:
+            self._states[worker] = WorkerState(leaving=True)
+
     def crash(self, *workers: WorkerId, preempted: bool = False) -> None:
         """Let workers die."""
         for worker in workers:
@@ -75,6 +80,7 @@ class Run:
 
     def __init__(self) -> None:
         self.version = 0
+        self.saves = 0
         self.incidents: list[Incident] = []
         self.replaced: list[WorkerId] = []
 
@@ -84,7 +90,15 @@ class Run:
 
     @property
     def journal(self) -> Journal:
-        return Journal(trained=lambda: WeightVersion(self.version), record=self.record, log=structlog.get_logger())
+        return Journal(
+            trained=lambda: WeightVersion(self.version),
+            record=self.record,
+            log=structlog.get_logger(),
+            save=self.save,
+        )
+
+    def save(self) -> None:
+        self.saves += 1
 
 
 @asynccontextmanager
@@ -378,3 +392,117 @@ async def test_whoever_waits_for_a_worker_is_let_go_when_the_run_ends() -> None:
             await anyio.wait_all_tasks_blocked()
         with anyio.fail_after(1.0):
             await until(lambda: bool(gone))
+
+
+async def test_notice_of_a_preemption_drains_first_and_then_replaces() -> None:
+    """Issue E: what it works on is finished or handed back before it ends; its failures have another budget."""
+    fleet, run = Fleet(), Run()
+    drained: list[tuple[tuple[WorkerId, ...], float, list[WorkerId]]] = []
+
+    async def drain(workers: Collection[WorkerId]) -> None:
+        await anyio.sleep(7.0)
+        drained.append((tuple(workers), anyio.current_time(), list(fleet.launches)))
+
+    async with tended(fleet, run, restarts=Restarts(worker=0)) as failover:
+        failover.drain = drain
+        fleet.notify(B)
+        await until(lambda: bool(run.incidents))
+        (incident,) = run.incidents
+        assert [(workers, launched) for workers, _, launched in drained] == [((B,), [])]
+        assert (incident.workers, incident.cause, incident.level, incident.verdict) == (
+            (B,),
+            "preemption",
+            "worker",
+            "restored",
+        )
+        assert "about to be taken away" in incident.detail
+        assert incident.seconds == pytest.approx(7.0 + LAUNCH_S)
+        assert run.replaced == [B]
+        await anyio.sleep(60)
+        assert len(drained) == 1, "once for each notice"
+        fleet.notify(B)
+        await until(lambda: len(run.incidents) == 2)
+        assert len(drained) == 2, "the next one is heeded again"
+
+
+async def test_one_that_dies_before_its_drain_is_over_is_replaced_all_the_same() -> None:
+    fleet, run = Fleet(), Run()
+
+    async def drain(workers: Collection[WorkerId]) -> None:
+        await anyio.sleep(3.0)
+        fleet.crash(*workers, preempted=True)
+
+    async with tended(fleet, run) as failover:
+        failover.drain = drain
+        fleet.notify(B)
+        await until(lambda: bool(run.incidents))
+        await anyio.sleep(60)
+        assert fleet.launches == [B]
+        assert len(run.incidents) == 1
+
+
+async def test_a_worker_that_cannot_be_drained_works_until_it_is_gone() -> None:
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run) as failover:
+        fleet.notify(B)
+        await anyio.sleep(60)
+        assert fleet.launches == []
+        assert not failover.attendance.away
+        assert not run.saves
+        fleet.crash(B, preempted=True)
+        await until(lambda: bool(run.incidents))
+
+
+async def test_notice_to_those_who_hold_what_was_trained_has_it_saved() -> None:
+    """To end one of them early would cost what it holds; a checkpoint in time costs nothing."""
+    fleet, run = Fleet(), Run()
+    async with tended(fleet, run, holds_state=True):
+        fleet.notify(A, B)
+        await anyio.sleep(60)
+        assert run.saves == 1
+        assert fleet.launches == []
+
+
+async def test_a_worker_that_left_and_joined_anew_begins_with_a_clean_slate() -> None:
+    """Its name is used again; its failures, its absence and the notice that it got are not."""
+    fleet, run = Fleet(), Run()
+    drained: list[WorkerId] = []
+
+    async def drain(workers: Collection[WorkerId]) -> None:
+        await anyio.lowlevel.checkpoint()
+        drained.extend(workers)
+
+    one, two = rollouts()
+    async with tended(fleet, run, restarts=Restarts(worker=1)) as failover:
+        fleet.crash(B)
+        await until(lambda: len(run.incidents) == 1)
+        fleet.notify(B)
+        await until(lambda: failover.attendance.away == frozenset())
+        await anyio.sleep(10)
+        failover.attendance.leave(B)
+        await failover.shrink([one])
+        assert failover.members == (A,)
+        assert failover.attendance.away == frozenset()
+        await failover.grow([one, two])
+        assert failover.members == (A, B)
+        failover.drain = drain
+        fleet.notify(B)
+        await until(lambda: drained == [B])
+        await until(lambda: len(run.incidents) == 2)
+        fleet.crash(B)
+        await until(lambda: len(run.incidents) == 3)
+        assert run.incidents[-1].level == "worker", "once is not twice"
+
+
+async def test_what_was_done_about_lost_workers_stands_beside_why_they_were_lost() -> None:
+    fleet, run = Fleet(), Run()
+
+    async def move(workers: Collection[WorkerId], cause: Cause, _journal: Journal) -> tuple[str, ...]:
+        await anyio.lowlevel.checkpoint()
+        return tuple(f"{worker} is moved for {cause}" for worker in workers)
+
+    async with tended(fleet, run) as failover:
+        failover.move = move
+        fleet.crash(B)
+        await until(lambda: bool(run.incidents))
+        assert run.incidents[0].detail == f"worker {B} is lost: it crashed; then {B} is moved for worker"

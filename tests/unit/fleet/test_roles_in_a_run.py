@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
@@ -158,6 +159,24 @@ async def test_a_role_of_ones_own_calls_another_and_feeds_its_queue() -> None:
     async with open_backend() as backend:
         await Conductor.run(msgspec.structs.replace(cfg, fleet=fleet), backend=backend, workloads=workloads())
     assert "asked 1.0, took always never" in opened
+
+
+async def ask_and_tell(host: Host, *, word: str) -> None:
+    """Ask the judge, beside the run."""
+    assert host.roles is not None
+    opened.append(f"score {await host.roles.of('judge', Judging).one.score(Text(words=(word,)))}")
+    await anyio.sleep_forever()
+
+
+async def test_a_function_is_a_role_and_calls_another() -> None:
+    """Issue E: a class, a function or a command line as the workload of a role."""
+    judge = RoleConfig(kind="object", options={"make": "examples.roles.judges:Judge"})
+    asks = RoleConfig(kind="function", options={"function": f"{__name__}:ask_and_tell", "options": {"word": "always"}})
+    cfg = job(judge=judge, asks=asks)
+    fleet = msgspec.structs.replace(cfg.fleet, queues={"scored": QueueConfig(consumer="asks")})
+    async with open_backend() as backend:
+        await Conductor.run(msgspec.structs.replace(cfg, fleet=fleet), backend=backend, workloads=workloads())
+    assert "score 1.0" in opened
 
 
 async def test_a_queue_of_a_role_that_is_not_there_is_refused() -> None:

@@ -239,6 +239,19 @@ async def test_a_worker_closes_in_peace_when_nothing_runs_in_it_any_more(tmp_pat
     assert lines.splitlines() == ["reward/0 | the call has ended", "reward/0 | closed in peace"]
 
 
+async def test_notice_of_a_preemption_is_passed_on_and_ends_nothing(tmp_path: Path) -> None:
+    """Issue E: a preemption notice drains first, so who gets it must go on working."""
+    async with opened(tmp_path) as backend:
+        await backend.launcher.launch(spec())
+        pid = int(await ask(backend, "pid"))
+        assert not (await backend.launcher.poll())[PROBE].leaving
+        os.kill(pid, signal.SIGUSR1)
+        with anyio.fail_after(30):
+            while not (await backend.launcher.poll())[PROBE].leaving:
+                await ask(backend, "echo", "it is there and answers")
+        assert int(await ask(backend, "pid")) == pid
+
+
 async def test_without_a_folder_they_go_to_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async with opened(tmp_path) as backend:
         await backend.launcher.launch(spec())
