@@ -176,8 +176,9 @@ class TorchTrainer:
 
     def _weights(self, lend: bool) -> tuple[WeightVersion, dict[str, Tensor], Probe]:
         layout, module = self._learner.layout, self._learner.module
+        probe = probe_of(module)  # before there are copies: it may take memory as well
         weights = (layout.lent if lend else layout.copies)(named_weights(module))
-        return self._learner.version, weights, probe_of(module)
+        return self._learner.version, weights, probe
 
     def _contribute(self, to: Literal["weights", "state"]) -> WeightVersion:
         if to == "weights":
