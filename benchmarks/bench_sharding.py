@@ -45,6 +45,7 @@ from protocols.training import BatchLease, GroupRow, JoinRequest, SampleRow
 WORLD = 2
 LAYERS = 8
 WIDTH = 512
+SHARDINGS: tuple[Sharding, ...] = ("no_shard", "full_shard")
 _WAIT_S = 120.0
 
 
@@ -97,17 +98,17 @@ class _Count(TorchDispatchMode):
         return made
 
 
-def measure(sharding: Sharding, width: int) -> list[Peaks]:
+def measure(width: int) -> dict[Sharding, list[Peaks]]:
     """Train two steps on two ranks, stage weights, copy a checkpoint; returns what each rank took.
 
     Args:
-        sharding: How it lies on the ranks.
         width: Of the model.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_WAIT_S))
     with ProcessPoolExecutor(WORLD, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        asked = [pool.submit(_rank, rank, f"127.0.0.1:{store.port}", sharding, width) for rank in range(WORLD)]
-        return [each.result(timeout=2 * _WAIT_S) for each in asked]
+        asked = [pool.submit(_rank, rank, f"127.0.0.1:{store.port}", width) for rank in range(WORLD)]
+        ranks = [each.result(timeout=4 * _WAIT_S) for each in asked]
+    return {sharding: [rank[sharding] for rank in ranks] for sharding in SHARDINGS}
 
 
 def _one_thread() -> None:
@@ -115,11 +116,20 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _rank(rank: int, address: str, sharding: Sharding, width: int) -> Peaks:
+def _rank(rank: int, address: str, width: int) -> dict[Sharding, Peaks]:
+    ranks, found = Ranks(_WAIT_S), dict[Sharding, Peaks]()
+    for generation, sharding in enumerate(SHARDINGS, start=1):
+        request = JoinRequest(generation=generation, rank=rank, world=WORLD, source=0, address=address)
+        found[sharding] = _peaks(sharding, ranks, request, width)
+        ranks.leave()
+    return found
+
+
+def _peaks(sharding: Sharding, ranks: Ranks, request: JoinRequest, width: int) -> Peaks:
     cfg = Config(sharding=sharding, micro_batch_tokens=16)
     site = Site(job_dir="/", model=_model(width), steps=4, max_tokens=8)
     count, opened = _Count(), list[Learner]()
-    count.during(lambda: opened.append(_open(cfg, site, rank, address)))
+    count.during(lambda: opened.append(_open(cfg, site, ranks, request)))
     (learner,) = opened
     count.during(lambda: _step(learner))  # the first one makes the optimizer's state
     step, held = count.during(lambda: _step(learner)), count.held()
@@ -141,14 +151,12 @@ def _model(width: int) -> Section:
     return Section(kind="scratch", options=options)
 
 
-def _open(cfg: Config, site: Site, rank: int, address: str) -> Learner:
-    ranks = Ranks(_WAIT_S)
-    models = load_models(site, cfg)
-    learner = Learner(models, cfg, site=site, interrupt=lambda: None, layout=layout_of(cfg, ranks))
-    learner.place(rank, WORLD)
-    request = JoinRequest(generation=1, rank=rank, world=WORLD, source=0, address=address)
+def _open(cfg: Config, site: Site, ranks: Ranks, request: JoinRequest) -> Learner:
+    models, layout = load_models(site, cfg), layout_of(cfg, ranks)
+    learner = Learner(models, cfg, site=site, interrupt=lambda: None, layout=layout)
+    learner.place(request.rank, request.world)
     ranks.join(request, torch.device("cpu"))
-    learner.take_over(0)
+    learner.take_over(request.source)
     return learner
 
 
@@ -182,7 +190,7 @@ def _payload() -> GroupPayload:
 
 def main() -> None:
     """Measure both and print them."""
-    found = {sharding: measure(sharding, WIDTH) for sharding in ("no_shard", "full_shard")}
+    found = measure(WIDTH)
     size = found["no_shard"][0].parameters
     title = f"bytes of tensors over those of the parameters ({size / 2**20:.1f} MiB, {LAYERS} layers), 2 ranks"
     table = Table("sharding", "rank", *Peaks._fields[2:], title=title, title_justify="left")

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from protocols.errors import ConductorError, PortFailed, Transient, WorkerLost
+from protocols.errors import ConductorError, StateLost, Transient, WorkerLost
 from protocols.messages import WorkerId
 from protocols.training import Standing
 
@@ -25,7 +25,7 @@ class Holdings(Protocol):
             new: Those that hold nothing that was trained.
 
         Raises:
-            PortFailed: That state is gone.
+            StateLost: It is gone.
         """
         ...
 
@@ -43,7 +43,7 @@ class Copies:
         """Return the one that has come farthest, the first of several."""
         old = [name for name, one in standings.items() if name not in new and one.whole]
         if not old:
-            raise _gone("no rank is left that holds a whole version")
+            raise StateLost(workers=tuple(standings), cause="none that is left has a whole version")
         return max(old, key=lambda name: standings[name].version)
 
     def failure(self, name: WorkerId, loss: WorkerLost) -> ConductorError:
@@ -59,16 +59,15 @@ class Parts:
     def source(self, standings: Mapping[WorkerId, Standing], new: Collection[WorkerId]) -> WorkerId:
         """Return the first: each goes on from its own."""
         if new:
-            raise _gone(f"{', '.join(sorted(new))} held a part of it")
-        halfway = [name for name, one in standings.items() if not one.whole]
-        if halfway or len({one.version for one in standings.values()}) > 1:
-            reached = ", ".join(f"{name} v{one.version}" for name, one in standings.items())
-            raise _gone(f"its parts are of different versions ({reached}; half-way: {', '.join(halfway) or 'none'})")
+            raise StateLost(workers=tuple(sorted(new)), cause="nobody has a copy of their parts")
+        reached = {f"v{one.version}{'' if one.whole else ' and a half'}" for one in standings.values()}
+        if len(reached) > 1 or not all(one.whole for one in standings.values()):
+            raise StateLost(workers=tuple(standings), cause=f"their parts are of {', '.join(sorted(reached))}")
         return next(iter(standings))
 
     def failure(self, name: WorkerId, loss: WorkerLost) -> ConductorError:
-        """The trainer's state is gone."""
-        return _gone(f"{name} held a part of it and is lost: {loss.cause}")
+        """What was trained went with its part."""
+        return StateLost(workers=(name,), cause=loss.cause, preempted=loss.preempted)
 
 
 _: tuple[type[Holdings], ...] = (Copies, Parts)
@@ -77,7 +76,3 @@ _: tuple[type[Holdings], ...] = (Copies, Parts)
 def holdings_of(standings: Mapping[WorkerId, Standing]) -> Holdings:
     """Return what ranks that say so hold."""
     return Parts() if any(one.part for one in standings.values()) else Copies()
-
-
-def _gone(why: str) -> PortFailed:
-    return PortFailed(f"what was trained is lost: {why}; resume from the last checkpoint")

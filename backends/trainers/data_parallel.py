@@ -62,7 +62,7 @@ class DataParallel:
         """Have all ranks stand together.
 
         Raises:
-            PortFailed: What was trained is lost.
+            StateLost: No rank is left whose parameters are those of a version, or one whose part was needed.
             Transient: Some did not come.
         """
         if self._together:

@@ -79,11 +79,18 @@ def meet(learners: list[Learner], rank: int, address: str, generation: int = 1) 
         learner.take_over(0)
 
 
-def make_learner(options: dict[str, Any], ranks: Ranks, *, seed: int = 3, model: Section = GPT2) -> Learner:
+def make_learner(
+    options: dict[str, Any],
+    ranks: Ranks,
+    *,
+    seed: int = 3,
+    model: Section = GPT2,
+    interrupt: Callable[[], None] = lambda: None,
+) -> Learner:
     """Open a learner, which has met nobody."""
     place = msgspec.structs.replace(site(model), seed=seed, steps=10, max_tokens=8)
     cfg = Config(**{"lr": 1e-2, "eps": 1e-3, **options})  # a smaller eps makes a step of noise where gradients are 0
-    return Learner(load_models(place, cfg), cfg, site=place, interrupt=lambda: None, layout=layout_of(cfg, ranks))
+    return Learner(load_models(place, cfg), cfg, site=place, interrupt=interrupt, layout=layout_of(cfg, ranks))
 
 
 def new_ranks() -> Ranks:

@@ -10,6 +10,8 @@ from protocols.sections import Section
 from tests.support.batches import LLAMA
 from tests.support.ranked import Trained, train, train_and_hand_over, train_together
 
+pytestmark = pytest.mark.timeout(400)  # processes of their own that load torch
+
 STEPS = 3
 JOBS: dict[str, dict[str, Any]] = {
     **{str(name): {"algorithm": name} for name in RECIPES},
