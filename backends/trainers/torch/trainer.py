@@ -88,7 +88,7 @@ class TorchTrainer:
         return await self._compute.run(self._learner.outcome, dispatch_id)
 
     async def stage_weights(self, request: StageRequest) -> WeightsManifest:
-        """Lend the parameters' own storage where ``exclusive``, else put a copy.
+        """Lend the parameters' own storage where ``exclusive``, else put a copy. Of shards, put what was gathered.
 
         A lent tensor changes with the next step. A repeat puts the weights of the same version once more.
         """

@@ -71,7 +71,7 @@ def test_a_rank_holds_its_part_and_gathers_no_more_than_it_must() -> None:
     assert whole.held == pytest.approx(4 * whole.parameters, rel=0.01)
     for peaks in ranks:
         assert peaks.held == pytest.approx(whole.held / 2, rel=0.02)
-        assert peaks.step < peaks.held + 5 * layer
+        assert peaks.step < peaks.held + 7 * layer
     first, other = ranks
     assert other.publish < other.held + 3.5 * layer, "the probe takes layers, the weights one tensor at a time"
     assert other.snapshot < other.held + 3 * other.largest
