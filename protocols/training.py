@@ -223,8 +223,8 @@ class RankPort(TrainerPort, Protocol):
 
     After ``join``, ``accumulate``, ``apply``, ``train_step`` are called on all ranks at once with the same batch, and
     all give the same report. A rank whose call fails or is cancelled leaves the others, whose calls then fail with
-    ``PeersLost``; what follows is another ``join``. ``stage_weights``, ``snapshot`` and ``save`` are called on any one of
-    them. Where each holds a part, they are called on the first, and ``contribute`` on the others at once, but for a
+    ``PeersLost``; what follows is another ``join``. ``stage_weights``, ``snapshot`` and ``save`` are called on any one
+    of them. Where each holds a part, they are called on the first, and ``contribute`` on the others at once, but for a
     ``save`` of a snapshot, which needs nobody.
     """
 

@@ -25,7 +25,7 @@ class Holdings(Protocol):
             new: Those that hold nothing that was trained.
 
         Raises:
-            StateLost: That state is gone.
+            StateLost: It is gone.
         """
         ...
 
@@ -59,17 +59,15 @@ class Parts:
     def source(self, standings: Mapping[WorkerId, Standing], new: Collection[WorkerId]) -> WorkerId:
         """Return the first: each goes on from its own."""
         if new:
-            raise StateLost(workers=tuple(sorted(new)), cause="each had a part of it, which nobody else has")
-        halfway = [name for name, one in standings.items() if not one.whole]
-        if halfway or len({one.version for one in standings.values()}) > 1:
-            reached = ", ".join(f"{name} v{one.version}" for name, one in standings.items())
-            cause = f"their parts are of different versions ({reached}; half-way: {', '.join(halfway) or 'none'})"
-            raise StateLost(workers=tuple(standings), cause=cause)
+            raise StateLost(workers=tuple(sorted(new)), cause="nobody has a copy of their parts")
+        reached = {f"v{one.version}{'' if one.whole else ' and a half'}" for one in standings.values()}
+        if len(reached) > 1 or not all(one.whole for one in standings.values()):
+            raise StateLost(workers=tuple(standings), cause=f"their parts are of {', '.join(sorted(reached))}")
         return next(iter(standings))
 
     def failure(self, name: WorkerId, loss: WorkerLost) -> ConductorError:
-        """The trainer's state is gone."""
-        return StateLost(workers=(name,), cause=f"it had a part of it, and is lost: {loss.cause}")
+        """What was trained went with its part."""
+        return StateLost(workers=(name,), cause=loss.cause, preempted=loss.preempted)
 
 
 _: tuple[type[Holdings], ...] = (Copies, Parts)
@@ -78,4 +76,3 @@ _: tuple[type[Holdings], ...] = (Copies, Parts)
 def holdings_of(standings: Mapping[WorkerId, Standing]) -> Holdings:
     """Return what ranks that say so hold."""
     return Parts() if any(one.part for one in standings.values()) else Copies()
-

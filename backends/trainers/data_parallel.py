@@ -1,4 +1,4 @@
-"""Many ranks behind one trainer: they meet, step together, and a lost one is replaced by a copy of another, if there is one."""
+"""Many ranks behind one trainer: they meet, step together, and a lost one copies another, where each holds all."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -39,8 +39,8 @@ class DataParallel:
     Before a step the ranks meet, if they do not stand together: the first time, and after any call that failed or was
     cancelled. They take over the state of the one that has come farthest; one that is lost is revived before. So a
     lost rank costs the step under way at most, and no checkpoint is gone back to while one rank is left. Nobody is told
-    ``WorkerLost`` of a single rank, which would mean that the trainer is gone. Where each rank holds a part only, all of
-    them are needed, and none can be replaced.
+    ``WorkerLost`` of a single rank, which would mean that the trainer is gone. Where each rank holds a part only, all
+    are needed, and none can be replaced.
 
     Args:
         ranks: By worker, rank 0 first.
@@ -62,7 +62,7 @@ class DataParallel:
         """Have all ranks stand together.
 
         Raises:
-            StateLost: What was trained is gone.
+            StateLost: No rank is left whose parameters are those of a version, or one whose part was needed.
             Transient: Some did not come.
         """
         if self._together:
@@ -170,7 +170,7 @@ class DataParallel:
         return (await self._step(lambda rank: rank.load(request)))[0]
 
     async def _by_first(self, call: Callable[[RankPort], Awaitable[T]], takes: Literal["weights", "state"]) -> T:
-        """Call rank 0, again when it is lost: as often as it can be revived. Where it holds a part, the others add theirs."""
+        """Call rank 0, again when it is lost: as often as it can be revived. Of a part, others add theirs."""
         while True:
             await self.meet()
             name, rank = next(iter(self._ranks.items()))
@@ -238,7 +238,6 @@ class DataParallel:
             except WorkerLost as exc:
                 self._new.add(name)
                 await self._revive(name, exc)
-
 
     def _of_rank(self, name: WorkerId, failure: ConductorError) -> ConductorError:
         if not isinstance(failure, WorkerLost):

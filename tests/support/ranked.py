@@ -1,10 +1,11 @@
 """Learners that train together, each in a process of its own: a process has one place among ranks at a time."""
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -15,8 +16,11 @@ from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.models import load_models
 from backends.trainers.torch.ranks import Ranks
 from backends.trainers.torch.trainer import layout_of
+from protocols.sections import Section
 from protocols.training import JoinRequest
-from tests.support.batches import Drawn, Group, make_batch, site
+from tests.support.batches import GPT2, Drawn, Group, make_batch, site
+
+T = TypeVar("T")
 
 WORLD = 2
 GROUPS = [
@@ -34,33 +38,86 @@ class Trained(NamedTuple):
 
     Attributes:
         metrics: Of each step.
-        values: All parameters of the policy, and of the critic where there is one.
+        values: All parameters of the policy, and of the critic where there is one; of ranks with parts, the first has
+            them all, and the others none.
     """
 
     metrics: list[dict[str, float]]
     values: list[float]
 
 
-def train(options: dict[str, Any], *, steps: int, groups: int = len(GROUPS)) -> Trained:
-    """Train on the first of ``GROUPS``, in one process."""
-    return _trained(_learner(options, Ranks(0.0), seed=3), steps, groups)
+def train(options: dict[str, Any], *, steps: int, model: Section = GPT2) -> Trained:
+    """Train on ``GROUPS``, in one process."""
+    return go_on(make_learner(options, Ranks(0.0), model=model), steps)
 
 
-def train_together(jobs: dict[str, dict[str, Any]], *, steps: int) -> list[dict[str, Trained]]:
+def train_together(jobs: dict[str, dict[str, Any]], *, steps: int, model: Section = GPT2) -> list[dict[str, Trained]]:
     """Train every job on all ranks; returns by rank what each came to."""
-    return _on_all_ranks(_train_all, jobs, steps)
+    return on_all_ranks(_train_all, jobs, steps, model)
 
 
 def train_and_hand_over(options: dict[str, Any]) -> list[Trained]:
     """Two steps of rank 0 alone, a meeting with a rank 1 that has made none, one step together; by rank."""
-    return _on_all_ranks(_one_comes_late, options)
+    return on_all_ranks(_one_comes_late, options)
 
 
-def _on_all_ranks(function: Any, *args: Any) -> list[Any]:
+def on_all_ranks(function: Callable[..., T], *args: Any) -> list[T]:
+    """Call a function with rank, address to meet at, and arguments, in a process each; returns what they return."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_WAIT_S))
     with ProcessPoolExecutor(WORLD, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
         asked = [pool.submit(function, rank, f"127.0.0.1:{store.port}", *args) for rank in range(WORLD)]
         return [each.result(timeout=2 * _WAIT_S) for each in asked]
+
+
+def meet(learners: list[Learner], rank: int, address: str, generation: int = 1) -> None:
+    """Have the learners of a rank, which have one ``Ranks``, meet those of the others."""
+    for learner in learners:
+        learner.place(rank, WORLD)
+    request = JoinRequest(generation=generation, rank=rank, world=WORLD, source=0, address=address)
+    learners[0].layout.ranks.join(request, torch.device("cpu"))
+    for learner in learners:
+        learner.take_over(0)
+
+
+def make_learner(
+    options: dict[str, Any],
+    ranks: Ranks,
+    *,
+    seed: int = 3,
+    model: Section = GPT2,
+    interrupt: Callable[[], None] = lambda: None,
+) -> Learner:
+    """Open a learner, which has met nobody."""
+    place = msgspec.structs.replace(site(model), seed=seed, steps=10, max_tokens=8)
+    cfg = Config(**{"lr": 1e-2, "eps": 1e-3, **options})  # a smaller eps makes a step of noise where gradients are 0
+    return Learner(load_models(place, cfg), cfg, site=place, interrupt=interrupt, layout=layout_of(cfg, ranks))
+
+
+def new_ranks() -> Ranks:
+    """Return one's place among ranks, before any meeting."""
+    return Ranks(_WAIT_S)
+
+
+def go_on(learner: Learner, steps: int) -> Trained:
+    """Make some steps."""
+    return Trained([step(learner) for _ in range(steps)], values(learner))
+
+
+def step(learner: Learner) -> dict[str, float]:
+    """Train on this rank's share of ``GROUPS``."""
+    batch = make_batch(GROUPS, dispatch=learner.version, version=learner.version)
+    payloads = [payload if learner.layout.ranks.owns(index) else None for index, payload in enumerate(batch.payloads)]
+    return learner.train_step(batch.lease, payloads).metrics
+
+
+def values(learner: Learner) -> list[float]:
+    """Return all parameters."""
+    return [
+        value
+        for stepper in learner.steppers.values()
+        for tensor in learner.layout.copies(dict(stepper.module.named_parameters())).values()
+        for value in tensor.flatten().tolist()
+    ]
 
 
 def _one_thread() -> None:
@@ -68,54 +125,18 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _train_all(rank: int, address: str, jobs: dict[str, dict[str, Any]], steps: int) -> dict[str, Trained]:
-    ranks = Ranks(_WAIT_S)
-    learners = {name: _learner(options, ranks, seed=3) for name, options in jobs.items()}
-    for learner in learners.values():
-        learner.place(rank, WORLD)
-    join(ranks, rank, address)
-    for learner in learners.values():
-        learner.take_over(0)
-    return {name: _trained(learner, steps, len(GROUPS)) for name, learner in learners.items()}
-
-
-def join(ranks: Ranks, rank: int, address: str, generation: int = 1) -> None:
-    """Have a rank meet the others."""
-    request = JoinRequest(generation=generation, rank=rank, world=WORLD, source=0, address=address)
-    ranks.join(request, torch.device("cpu"))
+def _train_all(
+    rank: int, address: str, jobs: dict[str, dict[str, Any]], steps: int, model: Section
+) -> dict[str, Trained]:
+    ranks = new_ranks()
+    learners = {name: make_learner(options, ranks, model=model) for name, options in jobs.items()}
+    meet(list(learners.values()), rank, address)
+    return {name: go_on(learner, steps) for name, learner in learners.items()}
 
 
 def _one_comes_late(rank: int, address: str, options: dict[str, Any]) -> Trained:
-    ranks = Ranks(_WAIT_S)
-    learner = _learner(options, ranks, seed=3 + rank)  # other parameters than rank 0's
+    learner = make_learner(options, new_ranks(), seed=3 + rank)  # other parameters than rank 0's
     if rank == 0:
-        for _ in range(2):
-            _step(learner, len(GROUPS))
-    join(ranks, rank, address)
-    learner.take_over(0)
-    return _trained(learner, 1, len(GROUPS))
-
-
-def _learner(options: dict[str, Any], ranks: Ranks, seed: int) -> Learner:
-    place = msgspec.structs.replace(site(), seed=seed, steps=10, max_tokens=8)
-    cfg = Config(**{"lr": 1e-2, "eps": 1e-3, **options})  # a smaller eps makes a step of noise where gradients are 0
-    return Learner(load_models(place, cfg), cfg, site=place, interrupt=lambda: None, layout=layout_of(cfg, ranks))
-
-
-def _trained(learner: Learner, steps: int, groups: int) -> Trained:
-    return Trained([_step(learner, groups) for _ in range(steps)], _values(learner))
-
-
-def _step(learner: Learner, groups: int) -> dict[str, float]:
-    batch = make_batch(GROUPS[:groups], dispatch=learner.version, version=learner.version)
-    payloads = [payload if learner.layout.ranks.owns(index) else None for index, payload in enumerate(batch.payloads)]
-    return learner.train_step(batch.lease, payloads).metrics
-
-
-def _values(learner: Learner) -> list[float]:
-    return [
-        value
-        for stepper in learner.steppers.values()
-        for tensor in learner.layout.copies(dict(stepper.module.named_parameters())).values()
-        for value in tensor.flatten().tolist()
-    ]
+        go_on(learner, 2)
+    meet([learner], rank, address)
+    return go_on(learner, 1)

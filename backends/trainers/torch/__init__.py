@@ -46,7 +46,10 @@ def check_ranks(cfg: Config, count: int) -> Sequence[Problem]:
     """Return what is wrong with the options for so many ranks."""
     if cfg.sharding == "no_shard" or count > 1:
         return []
-    why, mend = "a single rank has nobody to share with", "give fleet.roles.policy.instances at least 2, or leave it out"
+    why, mend = (
+        "a single rank has nobody to share with",
+        "give fleet.roles.policy.instances at least 2, or leave it out",
+    )
     return [Problem(field="train.sharding", value="'full_shard'", why=why, mend=mend)]
 
 

@@ -1,8 +1,8 @@
 """A module that is split over ranks, whose layers become whole while they compute. torch's FSDP2 does it.
 
-FSDP2 binds a module to the group of processes that it was split for. Ranks meet anew after every call that failed or was
-cancelled, so here it gets a group of nobody for its bookkeeping, and everything that it sends goes by way of
-``Ranks``: to those of the generation that is, with their failures told as everywhere.
+FSDP2 binds a module to the group of processes that it was split for, and keeps that group's connections. Ranks meet
+anew after every call that failed or was cancelled. So here it gets a group of nobody for its bookkeeping, and all that
+it sends goes by way of ``Ranks``: to those of the generation that is, with their failures told as everywhere.
 """
 
 from collections.abc import Generator, Iterator
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import Module, ModuleList
@@ -49,7 +50,7 @@ def _blocks(module: Module) -> Iterator[Module]:
 
 @contextmanager
 def _group_of_nobody(rank: int, world: int, device: torch.device) -> Generator[DeviceMesh]:
-    dist.init_process_group("fake", rank=rank, world_size=world, store=dist.HashStore())
+    dist.init_process_group("fake", rank=rank, world_size=world, store=HashStore())
     try:
         yield DeviceMesh(device.type, list(range(world)))
     finally:
@@ -69,6 +70,7 @@ class _Room:
 class _AllGather(_Room):
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
         assert not async_op
+        del group  # nobody's
         self._ranks.gather_tensor(output_tensor, input_tensor)
 
 
@@ -77,4 +79,6 @@ class _ReduceScatter(_Room):
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
         assert not async_op
+        assert op == dist.ReduceOp.SUM
+        del group  # nobody's
         self._ranks.add_up_parts(output_tensor, input_tensor)

@@ -21,11 +21,8 @@ class Layout(Protocol):
             compute is called on all ranks at once.
     """
 
-    @property
-    def ranks(self) -> Ranks: ...
-
-    @property
-    def parts(self) -> bool: ...
+    ranks: Ranks
+    parts: bool
 
     def place(self, models: Models, rank: int, world: int) -> bool:
         """Bring models into this layout, in place; returns whether their parameters are other tensors now.
@@ -41,10 +38,10 @@ class Layout(Protocol):
         ...
 
     def idle(self, passes: Sequence[int]) -> list[int]:
-        """Return how many passes this rank is to make beyond its own, for each minibatch, so that others can make theirs.
+        """Return how many passes this rank is to make beyond its own, so that others can make theirs.
 
         Args:
-            passes: Its own of each minibatch.
+            passes: Its own of each minibatch, as what is returned.
         """
         ...
 
@@ -69,7 +66,12 @@ class Layout(Protocol):
         ...
 
     def moment(self, parameter: Tensor, value: Tensor) -> Tensor:
-        """Return a new tensor of a parameter's optimizer state: what this rank holds of ``value``, which has its shape or none."""
+        """Return a new tensor of the optimizer's state: what this rank holds of a whole one.
+
+        Args:
+            parameter: Whose state it is.
+            value: Of its whole shape, or of none.
+        """
         ...
 
     def forget_passes(self) -> None:

@@ -62,7 +62,7 @@ class Learner:
 
     Attributes:
         layout: As given, or one process's.
-        steppers: The policy's and the critic's, by the name of the role; where each rank holds a part, from ``place`` on.
+        steppers: The policy's and the critic's, by the name of the role; of parts, from ``place`` on.
         version: Steps that changed parameters.
     """
 

@@ -20,7 +20,6 @@ from backends.trainers.torch.recipes import Objective
 from backends.trainers.torch.returns import discounted_returns, gae, token_rewards, whiten
 from backends.trainers.torch.rows import Row
 
-
 _NOTHING = Row(prompt=(0,), completion=(0,), behaviour=(0.0,), advantage=0.0, reward=0.0, weight=0.0, temperature=1.0)
 """The shortest sample there is, with no weight in any sum."""
 

@@ -20,7 +20,7 @@ from protocols.errors import InvariantError, UserError
 
 
 class Sharded:
-    """Parameters are split by rows: rank r of N holds rows ``r x k`` to ``(r + 1) x k``, where ``k`` is an Nth, rounded up.
+    """Parameters are split by rows: rank ``r`` holds those from ``r * k`` to ``(r + 1) * k``, an Nth, rounded up.
 
     Args:
         ranks: Who holds the other parts.

@@ -88,7 +88,7 @@ class TorchTrainer:
         return await self._compute.run(self._learner.outcome, dispatch_id)
 
     async def stage_weights(self, request: StageRequest) -> WeightsManifest:
-        """Lend the parameters' own storage where ``exclusive``, else put a copy.
+        """Lend the parameters' own storage where ``exclusive``, else put a copy. Of shards, put what was gathered.
 
         A lent tensor changes with the next step. A repeat puts the weights of the same version once more.
         """
@@ -176,8 +176,9 @@ class TorchTrainer:
 
     def _weights(self, lend: bool) -> tuple[WeightVersion, dict[str, Tensor], Probe]:
         layout, module = self._learner.layout, self._learner.module
+        probe = probe_of(module)  # before there are copies: it may take memory as well
         weights = (layout.lent if lend else layout.copies)(named_weights(module))
-        return self._learner.version, weights, probe_of(module)
+        return self._learner.version, weights, probe
 
     def _contribute(self, to: Literal["weights", "state"]) -> WeightVersion:
         if to == "weights":

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conductor.config import RunConfig
+from conductor.config import FleetConfig, RoleConfig, RunConfig
 from conductor.validation import find_problems, find_problems_between, find_remainder_problem, site_of
 from protocols.adapters import known_kinds
 from protocols.inference import Sampling
@@ -229,3 +229,13 @@ def test_adapters_are_told_absolute_folders() -> None:
     assert site_of(job()).run_dir is None
     find_problems(cfg)
     assert stub_adapters.good.check.sites[-1] == site
+
+
+def test_a_trainer_is_asked_how_many_of_it_train_one_policy() -> None:
+    sharded = Section(kind="torch", options={"sharding": "full_shard"})
+    two = FleetConfig(roles={"policy": RoleConfig(instances=2)})
+    (problem,) = texts(job(train=sharded))
+    assert problem.startswith("train.sharding = 'full_shard': a single rank")
+    assert texts(job(train=sharded, fleet=two)) == []
+    (problem,) = texts(job(fleet=two))
+    assert problem.startswith("fleet.roles.policy.instances = 2: several workers of the trainer")

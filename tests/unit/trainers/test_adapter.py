@@ -140,3 +140,12 @@ def test_what_the_job_says_goes_before_the_recipe() -> None:
     objective = objective_of(adapter.Config(algorithm="gspo", clip_low=0.1, aggregation="token"), None)
     assert (objective.loss, objective.clip_low, objective.clip_high) == ("gspo", 0.1, 4e-4)
     assert objective.aggregation == "token"
+
+
+def test_a_single_rank_has_nothing_to_shard() -> None:
+    cfg = adapter.Config(sharding="full_shard")
+    (problem,) = adapter.check_ranks(cfg, 1)
+    assert (problem.field, problem.value) == ("train.sharding", "'full_shard'")
+    assert "fleet.roles.policy.instances" in problem.mend
+    assert not adapter.check_ranks(cfg, 2)
+    assert not adapter.check_ranks(adapter.Config(), 1)

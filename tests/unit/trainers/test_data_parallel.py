@@ -1,11 +1,22 @@
 """Ranks behind one trainer: they step together or not at all, and a lost one costs the step under way at most."""
 
+from typing import Literal
+
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
 from backends.trainers.data_parallel import DataParallel
-from protocols.errors import BudgetExhausted, PeersLost, PortFailed, SnapshotLost, StateLost, Transient, WorkerLost
+from protocols.errors import (
+    BudgetExhausted,
+    PayloadLost,
+    PeersLost,
+    PortFailed,
+    SnapshotLost,
+    StateLost,
+    Transient,
+    WorkerLost,
+)
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, PayloadRef, WeightVersion, WorkerId
 from protocols.training import (
@@ -56,8 +67,11 @@ class Meeting:
 class Rank:
     """A process that steps when all others do."""
 
-    def __init__(self, name: WorkerId, meeting: Meeting) -> None:
+    def __init__(self, name: WorkerId, meeting: Meeting, *, part: bool) -> None:
         self.name, self.meeting = name, meeting
+        self.part = part
+        self.contributed: list[str] = []
+        self.fails: Transient | None = None
         self.launches = 1
         self.hangs = False
         self.dies_in = ""
@@ -87,6 +101,7 @@ class Rank:
             await self._answer("train_step")
             if self.hangs:
                 await anyio.sleep_forever()
+            self._fail()
             await self.meeting.add_up(self.name, len(NAMES))
         except BaseException:
             self.meeting.leave(self.name)
@@ -97,6 +112,10 @@ class Rank:
         )
         await self._answer("after_step")
         return self.report
+
+    def _fail(self) -> None:
+        if self.fails is not None:
+            raise self.fails
 
     async def accumulate(self, batch: BatchLease) -> AccumulateReport:
         await self._answer("accumulate")
@@ -131,9 +150,14 @@ class Rank:
         self.version = WeightVersion(int(request.path))
         return self.version
 
+    async def contribute(self, to: Literal["weights", "state"]) -> WeightVersion:
+        await self._answer("contribute")
+        self.contributed.append(to)
+        return self.version
+
     async def standing(self) -> Standing:
         await self._answer("standing")
-        return Standing(version=self.version, whole=self.whole)
+        return Standing(version=self.version, whole=self.whole, part=self.part)
 
     async def offer(self, host: str) -> str:
         await self._answer("offer")
@@ -151,11 +175,16 @@ _: type[RankPort] = Rank
 
 
 class Fleet:
-    """Three ranks, and what brings one back: a process that knows nothing, of version 0."""
+    """Three ranks, and what brings one back: a process that knows nothing, of version 0.
 
-    def __init__(self, budget: int = 5) -> None:
+    Args:
+        budget: How many may be brought back.
+        parts: Whether each holds a part only.
+    """
+
+    def __init__(self, budget: int = 5, *, parts: bool = False) -> None:
         meeting = Meeting()
-        self.ranks = {name: Rank(name, meeting) for name in NAMES}
+        self.ranks = {name: Rank(name, meeting, part=parts) for name in NAMES}
         self.budget = budget
         self.trainer = DataParallel(self.ranks, revive=self._revive)
 
@@ -338,3 +367,61 @@ async def test_a_snapshot_is_saved_while_the_ranks_step() -> None:
     joined = fleet.ranks[NAMES[0]].joined
     assert joined is not None
     assert joined.generation == 1
+
+
+async def test_what_ranks_hold_in_parts_is_gathered_from_all_of_them() -> None:
+    fleet = Fleet(parts=True)
+    await _step(fleet, 0)
+    await fleet.trainer.stage_weights(StageRequest(owner="w", exclusive=False))
+    await fleet.trainer.snapshot()
+    await fleet.trainer.save(CheckpointRequest(path="1"))
+    assert [rank.contributed for rank in fleet.ranks.values()] == [[], ["weights", "state"], ["weights", "state"]]
+    await fleet.trainer.save(CheckpointRequest(path="2"))
+    assert fleet.ranks[NAMES[2]].contributed == ["weights", "state", "state"]
+
+
+@pytest.mark.parametrize("victim", NAMES)
+@pytest.mark.parametrize("when", ["train_step", "after_step", "contribute"])
+async def test_a_part_that_is_lost_is_lost_for_good(victim: WorkerId, when: str) -> None:
+    """Issue E: nobody has a copy, so only a checkpoint leads on; a process that knows nothing must not be stepped."""
+    fleet = Fleet(parts=True)
+    await _step(fleet, 0)
+    if when == "contribute":
+        fleet.ranks[victim].dies_in = "stage_weights" if victim == NAMES[0] else when
+        doomed = fleet.trainer.stage_weights(StageRequest(owner="w", exclusive=False))
+    else:
+        fleet.ranks[victim].dies_in = when
+        doomed = fleet.trainer.train_step(_batch(1))
+    with anyio.fail_after(5), pytest.raises(StateLost, match=f"^{victim} held what was trained: killed by SIGKILL"):
+        await doomed
+    for _ in range(2):
+        with pytest.raises(StateLost, match=f"^{victim} held what was trained"):
+            await _step(fleet, 1)
+
+
+async def test_parts_that_all_are_there_go_on_after_a_step_that_failed() -> None:
+    """A lost payload costs no checkpoint: whoever failed left the others, and nothing was changed."""
+    fleet = Fleet(parts=True)
+    await _step(fleet, 0)
+    fleet.ranks[NAMES[1]].fails = PayloadLost(owner="o", cause="gone")
+    with pytest.raises(PayloadLost):
+        await _step(fleet, 1)
+    fleet.ranks[NAMES[1]].fails = None
+    assert (await _step(fleet, 1)).version == 2
+    joined = [rank.joined for rank in fleet.ranks.values()]
+    assert [(one.rank, one.generation) for one in joined if one] == [(0, 2), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(("harm", "told"), [("another version", "v1, v2"), ("half-way", "v1, v1 and a half")])
+async def test_parts_of_different_versions_make_none(harm: str, told: str) -> None:
+    fleet = Fleet(parts=True)
+    await _step(fleet, 0)
+    fleet.ranks[NAMES[1]].fails = PayloadLost(owner="o", cause="gone")
+    with pytest.raises(PayloadLost):
+        await _step(fleet, 1)
+    if harm == "half-way":
+        fleet.ranks[NAMES[2]].whole = False
+    else:
+        fleet.ranks[NAMES[2]].version = WeightVersion(2)
+    with pytest.raises(StateLost, match=told):
+        await _step(fleet, 1)

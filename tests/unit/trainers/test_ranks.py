@@ -1,4 +1,4 @@
-"""Several ranks compute what one process computes; one that comes late takes over what the others are."""
+"""Several ranks compute what one process computes, whole or in parts; one that comes late takes over from others."""
 
 from typing import Any
 
@@ -6,7 +6,11 @@ import pytest
 
 from backends.trainers.torch.options import CriticConfig, KlConfig
 from backends.trainers.torch.recipes import RECIPES
+from protocols.sections import Section
+from tests.support.batches import LLAMA
 from tests.support.ranked import Trained, train, train_and_hand_over, train_together
+
+pytestmark = pytest.mark.timeout(400)  # processes of their own that load torch
 
 STEPS = 3
 JOBS: dict[str, dict[str, Any]] = {
@@ -16,24 +20,33 @@ JOBS: dict[str, dict[str, Any]] = {
     "reference and critic": {"algorithm": "ppo", "kl": KlConfig(coef=0.1), "critic": CriticConfig(lr=1e-2)},
     "small passes": {"algorithm": "dapo", "micro_batch_tokens": 1},
 }
+SHARDINGS = ("no_shard", "full_shard")
+ADAPTERS = Section(kind="scratch", options={**LLAMA.options, "lora": {"rank": 2, "alpha": 4}})
 
 
 @pytest.fixture(scope="module")
 def together() -> list[dict[str, Trained]]:
-    return train_together(JOBS, steps=STEPS)
+    jobs = {f"{sharding} {name}": {**job, "sharding": sharding} for name, job in JOBS.items() for sharding in SHARDINGS}
+    return train_together(jobs, steps=STEPS)
 
 
+@pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("name", JOBS)
-def test_ranks_compute_what_one_process_computes(name: str, together: list[dict[str, Trained]]) -> None:
+def test_ranks_compute_what_one_process_computes(name: str, sharding: str, together: list[dict[str, Trained]]) -> None:
     """Law: loss and gradient change by 1e-5 at most with the data-parallel split (I65: off by 0.5 and by 4)."""
     alone = train(JOBS[name], steps=STEPS)
-    first, second = (one[name] for one in together)
-    assert first.metrics == second.metrics
-    assert first.values == second.values
-    for mine, theirs in zip(first.metrics, alone.metrics, strict=True):
-        assert mine.keys() == theirs.keys()
-        assert _not_of_the_split(mine) == pytest.approx(_not_of_the_split(theirs), abs=1e-5, rel=1e-5)
-    assert first.values == pytest.approx(alone.values, abs=1e-5)
+    first, second = (one[f"{sharding} {name}"] for one in together)
+    if sharding == "no_shard":
+        assert first.values == second.values
+    _same(first, second, alone)
+
+
+@pytest.mark.parametrize("model", [LLAMA, ADAPTERS], ids=["tied weights", "adapters"])
+def test_shards_of_other_models_compute_the_same(model: Section) -> None:
+    """A frozen model is split as well as the adapters that are trained beside it."""
+    job = {"algorithm": "ppo", "kl": KlConfig(coef=0.1), "critic": CriticConfig(lr=1e-2)}
+    first, second = train_together({"": {**job, "sharding": "full_shard"}}, steps=STEPS, model=model)
+    _same(first[""], second[""], train(job, steps=STEPS, model=model))
 
 
 def test_a_rank_that_comes_late_takes_over_what_the_others_are() -> None:
@@ -44,6 +57,14 @@ def test_a_rank_that_comes_late_takes_over_what_the_others_are() -> None:
     assert first.metrics == second.metrics
     assert first.values == second.values
     assert first.metrics[0]["loss"] == pytest.approx(alone.metrics[2]["loss"], abs=1e-5)
+    assert first.values == pytest.approx(alone.values, abs=1e-5)
+
+
+def _same(first: Trained, second: Trained, alone: Trained) -> None:
+    assert first.metrics == second.metrics
+    for mine, theirs in zip(first.metrics, alone.metrics, strict=True):
+        assert mine.keys() == theirs.keys()
+        assert _not_of_the_split(mine) == pytest.approx(_not_of_the_split(theirs), abs=1e-5, rel=1e-5)
     assert first.values == pytest.approx(alone.values, abs=1e-5)
 
 

@@ -21,8 +21,8 @@ from backends.trainers.torch.options import CriticConfig, KlConfig, ScheduleConf
 from backends.trainers.torch.passes import backward
 from backends.trainers.torch.preparation import Preparation
 from backends.trainers.torch.ranks import Ranks
-from backends.trainers.torch.replicated import Replicated
 from backends.trainers.torch.recipes import objective_of
+from backends.trainers.torch.replicated import Replicated
 from backends.trainers.torch.rows import trained_groups
 from protocols.errors import InvariantError
 from tests.support.batches import Drawn, Group, make_batch, site
