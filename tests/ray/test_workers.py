@@ -15,6 +15,7 @@ import ray
 
 from backends import ray as backend
 from backends.ray.stored import Stored
+from benchmarks._ray_cluster import RayCluster
 from protocols.backend import Backend, ReserveRequest, Resources, WorkloadSpec
 from protocols.errors import Infeasible, PortFailed, UserError, WorkerLost
 from protocols.messages import PayloadRef, WorkerId
@@ -22,7 +23,6 @@ from protocols.sections import Section, Site
 from tests.support.hosted import running
 from tests.support.pids import Watched
 from tests.support.probe import KIND, asking, told
-from tests.support.ray_clusters import RayCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real_time, pytest.mark.timeout(240)]
 
