@@ -1,4 +1,4 @@
-# Two commands: `make demo` trains a small model in a minute, `make test` checks everything.
+# `make demo` trains a small model in a minute, `make test` checks everything, `make docs` builds the site.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,10 @@ SMOLLM2_JOB := examples/smollm2/job.toml
 SMOLLM2_SET := --set model.path=$(SMOLLM2)
 SMOLLM2_SEEDS := 1 2 3
 
-.PHONY: demo smollm2 smollm2-full vllm test-vllm test test-fast mutants check format clean
+# mkdocs-material speaks of another program in every build
+export NO_MKDOCS_2_WARNING := 1
+
+.PHONY: demo docs smollm2 smollm2-full vllm test-vllm test-routers test test-fast mutants check format clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -56,22 +59,42 @@ smollm2-full: $(SMOLLM2)
 vllm: .venv-vllm/.installed
 
 test-vllm: .venv-vllm/.installed $(SMOLLM2) $(VENV)/.test-extras
-	CONDUCTOR_VLLM=$(abspath .venv-vllm/bin/python) CONDUCTOR_SMOLLM2=$(SMOLLM2) $(BIN)/pytest tests/e2e/test_vllm.py
+	CONDUCTOR_VLLM=$(abspath .venv-vllm/bin/python) CONDUCTOR_SMOLLM2=$(SMOLLM2) $(BIN)/pytest tests/e2e/test_vllm.py tests/e2e/test_vllm_runs.py
+
+# what users put before several servers; their web frameworks are nothing of ours
+.venv-routers/.installed:
+	$(PYTHON) -m venv .venv-routers
+	.venv-routers/bin/pip install --quiet --disable-pip-version-check vllm-router==0.1.17 sglang-router==0.3.2
+	touch $@
+
+test-routers: .venv-routers/.installed $(VENV)/.test-extras
+	CONDUCTOR_ROUTERS=$(abspath .venv-routers/bin) $(BIN)/pytest tests/e2e/test_routers.py tests/contract/test_engine.py -k router
+
+$(VENV)/.docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,docs]'
+	touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --quiet
+	@echo the site is site/index.html
 
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,datasets,lora,reasoning,http,serve]' openai
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,wandb,mlflow,otel,datasets,lora,reasoning,http,serve,docs]' openai
 	touch $@
+
+# a test file runs on one process; more than a few processes only wait for each other's models
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadgroup
 
 # planted bugs take minutes and tell of the tests, not of the code: `make mutants`
 test: check $(VENV)/.test-extras
-	$(BIN)/pytest --ignore tests/sim/mutants
+	$(BIN)/pytest $(PARALLEL) --ignore tests/sim/mutants
 
 mutants: $(VENV)/.test-extras
 	$(BIN)/pytest tests/sim/mutants
 
 test-fast: check $(VENV)/.test-extras
-	$(BIN)/pytest -m 'not slow and not cluster' --ignore tests/sim/mutants
+	$(BIN)/pytest $(PARALLEL) -m 'not slow and not cluster' --ignore tests/sim/mutants
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -85,4 +108,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-vllm runs
+	rm -rf $(VENV) .venv-vllm .venv-routers runs site

@@ -32,8 +32,9 @@ from rich.table import Table
 
 from backends import processes
 from backends.engines.pool import open_pool
-from conductor.fleet.failover import Failover, Journal
+from conductor.fleet.failover import Failover
 from conductor.fleet.group import WorkerGroup, open_group
+from conductor.fleet.journal import Journal
 from protocols.backend import Backend, Ranks, Resources
 from protocols.errors import WorkerLost
 from protocols.fleet import PlannedRole, Restarts, Vertex

@@ -21,11 +21,13 @@ from conductor.core.publication import Publication
 from conductor.core.staleness import Sampler
 from conductor.core.waits import Waits
 from conductor.failures import Failures
+from conductor.fleet.rewinding import Rewinding
 from conductor.observe.lag import LagMonitor
 from conductor.observe.metrics import StepWindow
 from conductor.observe.observer import Observer
 from conductor.ports import Ports
 from protocols.aio import Doorbell, owned
+from protocols.fleet import Restarts
 from protocols.inference import InferenceControllerPort
 from protocols.ledger import Evaluated, Incident, LedgerEvent, RunStarted, Scaled, Stepped
 from protocols.messages import LeaseId, WeightVersion
@@ -49,6 +51,7 @@ class RunContext:
         phase: What the run does, for people.
         changed: Rings after every transition, every publish and every change of the stages' own state.
         resume: Whether the run goes on where its record ends.
+        rewinding: Decides whether it goes back to a checkpoint when all that was trained is lost.
         origin: The first event of the record.
         recorded: Events in the record.
         trained: The trainer's version.
@@ -98,6 +101,7 @@ class RunContext:
     window: StepWindow = field(default_factory=StepWindow)
     lag: LagMonitor = field(default_factory=LagMonitor)
     resume: bool = False
+    rewinding: Rewinding = field(default_factory=lambda: Rewinding(POLICY, Restarts()))
     origin: RunStarted | None = None
     recorded: int = 0
     trained: WeightVersion = INITIAL

@@ -16,6 +16,11 @@ class Failures:
         """Whether something failed: from then on the run is being ended."""
         return bool(self._failures)
 
+    @property
+    def first(self) -> Exception | None:
+        """What failed first; None: nothing did."""
+        return self._failures[0][1] if self._failures else None
+
     def remember(self, name: str, error: Exception) -> None:
         """Remember a failure on its way out: what fails from now on came later. Of a group, its new leaves."""
         for leaf in _leaves(error):

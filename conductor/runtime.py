@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 from conductor import restaging
 from conductor.bootstrap import open_ports, sampler_of
 from conductor.collector import seldom_collected
-from conductor.config import RunConfig
+from conductor.config import RoleConfig, RunConfig
 from conductor.context import RunContext
 from conductor.control.desk import Desk
 from conductor.control.server import open_control
@@ -22,7 +22,8 @@ from conductor.core.planning.wishes import POLICY
 from conductor.core.publication import Publication
 from conductor.core.waits import Waits
 from conductor.failures import Failures, note_later
-from conductor.fleet.failover import Journal
+from conductor.fleet.journal import Journal
+from conductor.fleet.rewinding import Rewinding
 from conductor.observe.log import open_log
 from conductor.observe.observer import Observer
 from conductor.ports import Ports, Workloads
@@ -32,9 +33,9 @@ from conductor.settling import settle_run
 from conductor.stages import admit, batch, evaluate, publish, reward, rollout, train
 from conductor.stages.checkpoint import save_checkpoint
 from conductor.watchdog import watch
-from protocols.aio import clock
+from protocols.aio import clock, deadline
 from protocols.backend import Backend
-from protocols.errors import InvariantError, Stalled, Stopped
+from protocols.errors import InvariantError, Stalled, StateLost, Stopped
 from protocols.fleet import Plan
 from protocols.ledger import Graded
 from protocols.messages import DispatchId, LeaseId, WeightVersion
@@ -53,36 +54,55 @@ async def run(
     control: bool = False,
     plan: Plan | None = None,
 ) -> RunResult:
-    """Conduct one run of a job without problems; see ``Conductor.run``."""
-    failures, waits = Failures(), Waits(clock())
-    desk = Desk(cfg, waits)
+    """Conduct one run of a job without problems; see ``Conductor.run``.
 
-    async def open_and_conduct(log: FilteringBoundLogger) -> RunResult:
-        with desk.scope:
+    It has one life, unless what was trained is lost: then another one goes on from its last checkpoint, with ports of
+    its own, as a resume in another process would.
+    """
+    waits = Waits(clock())
+    desk, rewinding = Desk(cfg, waits), Rewinding(POLICY, cfg.fleet.roles.get(POLICY, RoleConfig()).restarts)
+
+    async def live(log: FilteringBoundLogger, *, resume: bool) -> RunResult:
+        failures = Failures()
+        try:
             async with open_ports(
                 cfg, backend=backend, workloads=workloads, waits=waits, resume=resume, plan=plan
             ) as ports:
                 ctx = make_context(cfg, ports, waits, log=log, observer=observer, failures=failures)
-                ctx.resume = resume
-                desk.attend(ctx)
-                with failures.watch("the run"):
-                    result = await conduct(ctx)
-            log.info("run.finished", steps=result.steps)
-            return result
+                ctx.resume, ctx.rewinding = resume, rewinding
+                with desk.attend(ctx), failures.watch("the run"):
+                    return await conduct(ctx)
+        except BaseExceptionGroup as group:
+            verdict = failures.verdict(group)
+        raise verdict
+
+    async def live_on(log: FilteringBoundLogger) -> RunResult:
+        goes_on = resume
+        with desk.scope:
+            while True:
+                observer.phase("starting")
+                try:
+                    result = await live(log, resume=goes_on)
+                except StateLost as exc:
+                    lost = exc
+                except Exception as exc:
+                    rewinding.explain(exc)
+                    raise
+                else:
+                    log.info("run.finished", steps=result.steps)
+                    return result
+                await rewinding.go_back()
+                log.warning("run.went_back", lost=str(lost))
+                goes_on = True
         raise Stopped(f"{cfg.name} was asked to stop")
 
     with open_log(cfg.run_dir, to_stderr=to_stderr) as log:
         try:
-            observer.phase("starting")
             async with open_control(cfg.run_dir if control else None, desk.answer, log):
-                return await open_and_conduct(log)
-        except BaseExceptionGroup as group:
-            verdict = failures.verdict(group)
+                return await live_on(log)
         except BaseException as exc:
             _log_end(log, exc)
             raise
-        _log_end(log, verdict)
-    raise verdict
 
 
 def _log_end(log: FilteringBoundLogger, error: BaseException) -> None:
@@ -125,12 +145,13 @@ async def conduct(ctx: RunContext) -> RunResult:
             if ctx.cfg.lag_interval_s:
                 ctx.start(background, "lag monitor", ctx.lag.run, ctx.cfg.lag_interval_s)
             ctx.start(background, "watchdog", watch, ctx)
-            journal = Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log)
+            journal = journal_of(ctx)
             for failover in ctx.ports.failovers:
                 ctx.start(background, f"failover of {failover.role.name}", failover.run, journal)
             if ctx.ports.scaler is not None:
                 ctx.start(background, "scaling", ctx.ports.scaler.run, journal)
             await _warm_up(ctx, background)
+            await ctx.rewinding.arrive(journal)
             with seldom_collected(ctx.cfg.freeze_gc):
                 ctx.began = anyio.current_time()
                 await _run_stages(ctx)
@@ -143,15 +164,23 @@ async def conduct(ctx: RunContext) -> RunResult:
         _check_books(ctx)
     except BaseException as exc:
         error = exc
+        if isinstance(loss := ctx.failures.first, StateLost):
+            ctx.rewinding.judge(loss, version=ctx.trained, checkpoint=ctx.saved)
         raise
     finally:
         with anyio.move_on_after(2 * ctx.cfg.deadlines.abort, shield=True) as scope:
+            await _conclude(ctx, error)
             await _settle(ctx, error)
         if scope.cancelled_caught:
             ctx.log.error("abort.timed_out", deadline_s=2 * ctx.cfg.deadlines.abort, open=ctx.table.accounts.open)
         if isinstance(error, anyio.get_cancelled_exc_class()):
             await _save_when_stopped(ctx, error)  # noqa: ASYNC102 - shielded there, with a deadline
     return _result(ctx, seconds)
+
+
+def journal_of(ctx: RunContext) -> Journal:
+    """Return what those who look after the fleet know of a run."""
+    return Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log)
 
 
 def _result(ctx: RunContext, seconds: float) -> RunResult:
@@ -245,3 +274,14 @@ async def _settle(ctx: RunContext, error: BaseException | None) -> None:
             raise
         ctx.log.exception("settle.failed")
         note_later(error, "settling the run", exc)
+
+
+async def _conclude(ctx: RunContext, error: BaseException | None) -> None:
+    """Write down that the job is given up for what was lost, if it is."""
+    try:
+        with deadline("writing an incident", ctx.cfg.deadlines.abort / 2):
+            await ctx.rewinding.conclude(journal_of(ctx))
+    except Exception as exc:
+        if error is None:
+            raise
+        note_later(error, "writing an incident", exc)

@@ -327,8 +327,8 @@ def _fleet(fields: Mapping[str, Any], site: Site, given: Collection[str]) -> Ite
     request = request_of(fields, given)
     yield from request.problems
     for wish in request.wishes:
-        if wish.name == POLICY and wish.instances > 1:
-            yield from _lone_trainer(wish.adapter, wish.instances, site)
+        if wish.name == POLICY:
+            yield from _ranks(wish.adapter, wish.instances, site)
         if wish.section == OWN_SECTION:
             place = f"fleet.roles.{wish.name}"
             for problem in _adapter_problems(place, OWN_SECTION, wish.adapter, site):
@@ -342,10 +342,14 @@ def _reserved_by_hand(evaluation: EvaluationConfig | None, given: Collection[str
         yield Problem(field="evaluation.engines", value=str(evaluation.engines), why=why, mend=mend)
 
 
-def _lone_trainer(train: Section, instances: int, site: Site) -> Iterable[Problem]:
-    """Find a trainer of which several do not make one; what else is wrong with it is said elsewhere."""
+def _ranks(train: Section, instances: int, site: Site) -> Iterable[Problem]:
+    """Find that so many workers of a trainer do not make one; what else is wrong with it is said elsewhere."""
     with suppress(UnknownAdapter):
-        if not getattr(resolve("train", train.kind, site.job_dir), "RANKS", False):
+        adapter = resolve("train", train.kind, site.job_dir)
+        if hasattr(adapter, "check_ranks"):
+            options, _ = decode(adapter.Config, train.options, "train")
+            yield from [] if options is None else cast("Any", adapter).check_ranks(options, instances)
+        elif instances > 1:
             why, mend = f"several workers of the trainer {train.kind!r} do not train one policy", "leave it out"
             yield Problem(field=f"fleet.roles.{POLICY}.instances", value=str(instances), why=why, mend=mend)
 

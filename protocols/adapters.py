@@ -14,8 +14,9 @@ An adapter is a module (or an object, ``module:name``) with three names:
 ``loop_factory(seed, horizon_s=)``
     Optional, a backend's: what makes the event loop that a run on it belongs on; without it any loop will do.
 
-``RANKS``
-    Optional, a trainer's: true where several of its workers train one policy together (``RankPort``).
+``check_ranks(cfg, count) -> Sequence[Problem]``
+    Optional, a trainer's whose workers train one policy together where they are several (``RankPort``): what is wrong
+    with its options for so many.
 
 An engine's module may have a fourth, ``capacity(cfg) -> int``: how many samples it takes at once before it refuses more
 as ``EngineBusy``. A job that would have more in flight is refused.

@@ -23,6 +23,7 @@
      |   +- Stalled               nothing can make progress
      |   +- BudgetExhausted       failed more often than allowed
      |   +- QueueClosed           nothing more is taken from there
+     |   +- StateLost             what was trained is gone, but for what a checkpoint holds
      +- InvariantError        we are wrong; exit 4
      |   +- ForeignCancellation   a task was cancelled that no scope had cancelled
      +- CorruptLedger         the record is wrong; exit 4
@@ -226,6 +227,22 @@ class QueueClosed(PortFailed):
     def __init__(self, *, queue: str) -> None:
         super().__init__(f"the queue {queue} is closed")
         self.queue = queue
+
+
+class StateLost(PortFailed):
+    """What was trained is gone with those that held it; a checkpoint holds what there still is of it.
+
+    Args:
+        workers: Who held it.
+        cause: What became of them.
+        preempted: Whether their places were taken away.
+    """
+
+    def __init__(self, *, workers: tuple[str, ...], cause: str, preempted: bool = False) -> None:
+        super().__init__(f"{', '.join(workers)} held what was trained: {cause}")
+        self.workers = workers
+        self.cause = cause
+        self.preempted = preempted
 
 
 class InvariantError(ConductorError):

@@ -33,7 +33,8 @@ FaultKind = Literal[
 """What goes wrong.
 
 ``crash``: The worker dies when the call reaches it, and with it all that it runs. An engine, an executor or a
-    grader is there again after ``lasts_s``, empty; a trainer is not: nobody else knows its parameters.
+    grader is there again after ``lasts_s``, empty; a trainer is not, unless it is launched anew: nobody else knows its
+    parameters.
 ``preemption``: The same at a moment, whether or not it is called.
 ``hang``: The call reaches nobody and never returns.
 ``slow``: It takes ``lasts_s`` longer.

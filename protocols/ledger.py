@@ -203,7 +203,8 @@ class Incident(Message, frozen=True, kw_only=True, tag="incident"):
         role: Whose workers.
         workers: Those that were lost, or launched again with them.
         cause: What began it.
-        level: How far it went: the workers, all of their role, or the whole job, which it ended.
+        level: How far it went: the workers, all of their role, or the whole job, which it ended or took back to its
+            last checkpoint.
         attempts: Times that they were launched.
         verdict: Whether they are there again, or the job was given up.
         detail: Why they were lost, and where it was given up, why.

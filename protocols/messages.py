@@ -37,6 +37,10 @@ class RegistrationKey(Message, frozen=True, kw_only=True):
     """One tenant of the engines: a name, and which registration of that name it is.
 
     A name that is registered again is another tenant, so a late request of the first finds nothing.
+
+    Attributes:
+        name: Of the policy that the engines serve.
+        registration_id: Which registration of that name, from 1.
     """
 
     name: str = "policy"

@@ -210,10 +210,12 @@ class Standing(Message, frozen=True, kw_only=True):
     Attributes:
         version: Of its parameters.
         whole: Whether they are those of a version: a step of several updates was not left half-way.
+        part: Whether it holds a part of them only, which no other rank has.
     """
 
     version: WeightVersion
     whole: bool
+    part: bool = False
 
 
 class RankPort(TrainerPort, Protocol):
@@ -221,8 +223,18 @@ class RankPort(TrainerPort, Protocol):
 
     After ``join``, ``accumulate``, ``apply``, ``train_step`` are called on all ranks at once with the same batch, and
     all give the same report. A rank whose call fails or is cancelled leaves the others, whose calls then fail with
-    ``PeersLost``; what follows is another ``join``. ``stage_weights`` and ``save`` are called on any one of them.
+    ``PeersLost``; what follows is another ``join``. ``stage_weights``, ``snapshot`` and ``save`` are called on any one of
+    them. Where each holds a part, they are called on the first, and ``contribute`` on the others at once, but for a
+    ``save`` of a snapshot, which needs nobody.
     """
+
+    async def contribute(self, to: Literal["weights", "state"]) -> WeightVersion:
+        """Give what this rank holds to the first one, which stages ``weights``, or copies or saves the ``state``.
+
+        Raises:
+            PeersLost: It went, and has nothing.
+        """
+        ...
 
     async def standing(self) -> Standing:
         """Return how far this rank has come; waits for what is under way."""

@@ -37,7 +37,11 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Choose again for a parameter that is marked: the hook above is asked before there are parameters."""
+    """Choose again for a parameter that is marked: the hook above is asked before there are parameters.
+
+    Where tests run on several processes, a file stays on one, and all that needs a cluster does: it shares one.
+    """
+    item.add_marker(pytest.mark.xdist_group("cluster" if item.get_closest_marker("cluster") else str(item.path)))
     callspec = getattr(item, "callspec", None)
     if callspec is not None and "_asyncio_loop_factory" in callspec.params:
         callspec.params["_asyncio_loop_factory"] = _factory_for(item)

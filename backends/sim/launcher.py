@@ -142,7 +142,7 @@ class SimLauncher(Reachable):
         await checkpoint()
 
     def crash(self, worker_id: str, lasts_s: float) -> tuple[str, ...]:
-        """Let a worker die; it is there again, empty, after ``lasts_s``, launched anew or not, but a trainer never.
+        """Let a worker die; it is there again, empty, after ``lasts_s``, launched anew or not; a trainer only if it is.
 
         Returns:
             The stages whose calls were inside.
@@ -150,8 +150,8 @@ class SimLauncher(Reachable):
         worker = self._workers.get(WorkerId(worker_id))
         if worker is None:
             return ()
-        comes_back = worker.spec.section != "train"
-        worker.back_s = self._down_s[WorkerId(worker_id)] = anyio.current_time() + lasts_s if comes_back else math.inf
+        self._down_s[WorkerId(worker_id)] = anyio.current_time() + lasts_s
+        worker.back_s = math.inf if worker.spec.section == "train" else self._down_s[WorkerId(worker_id)]
         return worker.cut()
 
     def lose_weights(self, worker_id: str) -> None:

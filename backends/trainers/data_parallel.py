@@ -1,4 +1,4 @@
-"""Many ranks behind one trainer: they meet, step together, and a lost one is replaced by a copy of another."""
+"""Many ranks behind one trainer: they meet, step together, and a lost one is replaced by a copy of another, if there is one."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -9,8 +9,9 @@ import anyio
 import structlog
 from anyio.lowlevel import checkpoint
 
+from backends.trainers._holdings import Copies, Holdings, holdings_of
 from protocols.aio import owned
-from protocols.errors import ConductorError, PeersLost, PortFailed, SnapshotLost, Transient, WorkerLost
+from protocols.errors import ConductorError, PeersLost, PortFailed, SnapshotLost, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, WeightVersion, WorkerId
 from protocols.training import (
@@ -38,7 +39,8 @@ class DataParallel:
     Before a step the ranks meet, if they do not stand together: the first time, and after any call that failed or was
     cancelled. They take over the state of the one that has come farthest; one that is lost is revived before. So a
     lost rank costs the step under way at most, and no checkpoint is gone back to while one rank is left. Nobody is told
-    ``WorkerLost`` of a single rank, which would mean that the trainer is gone.
+    ``WorkerLost`` of a single rank, which would mean that the trainer is gone. Where each rank holds a part only, all of
+    them are needed, and none can be replaced.
 
     Args:
         ranks: By worker, rank 0 first.
@@ -50,6 +52,7 @@ class DataParallel:
         self._ranks = dict(ranks)
         self._revive = revive
         self._host = host
+        self._holdings: Holdings = Copies()
         self._generation = 0
         self._together = False
         self._new: set[WorkerId] = set()
@@ -59,18 +62,16 @@ class DataParallel:
         """Have all ranks stand together.
 
         Raises:
-            PortFailed: No rank is left whose parameters are those of a version.
+            StateLost: What was trained is gone.
             Transient: Some did not come.
         """
         if self._together:
             await checkpoint()
             return
         standings = {name: await self._standing(name) for name in self._ranks}
-        old = {name: one for name, one in standings.items() if name not in self._new and one.whole}
-        if not old:
-            raise PortFailed("no rank is left that holds a whole version; resume from the last checkpoint")
+        self._holdings = holdings_of(standings)
+        source = self._holdings.source(standings, self._new)
         names = list(self._ranks)
-        source = max(old, key=lambda name: (old[name].version, -names.index(name)))
         self._generation += 1
         address = await self._offered(names[0])
         numbers = {id(self._ranks[name]): index for index, name in enumerate(names)}
@@ -85,7 +86,7 @@ class DataParallel:
                 )
             )
         )
-        log.info("trainer.met", generation=self._generation, source=source, version=old[source].version)
+        log.info("trainer.met", generation=self._generation, source=source, version=standings[source].version)
         self._new.clear()
         self._together = True
 
@@ -139,11 +140,11 @@ class DataParallel:
 
     async def stage_weights(self, request: StageRequest) -> WeightsManifest:
         """Stage those of rank 0, whatever process that is by then."""
-        return await self._by_first(lambda rank: rank.stage_weights(request))
+        return await self._by_first(lambda rank: rank.stage_weights(request), "weights")
 
     async def snapshot(self) -> WeightVersion:
         """Copy what rank 0 has, which is what every rank has."""
-        version = await self._by_first(lambda rank: rank.snapshot())
+        version = await self._by_first(lambda rank: rank.snapshot(), "state")
         self._snapshot = "held"
         return version
 
@@ -155,7 +156,7 @@ class DataParallel:
         """
         snapshot, self._snapshot = self._snapshot, "none"
         if snapshot == "none":
-            return await self._by_first(lambda rank: rank.save(request))
+            return await self._by_first(lambda rank: rank.save(request), "state")
         name, rank = next(iter(self._ranks.items()))
         if snapshot == "lost":
             raise SnapshotLost(f"{name} was lost, and what it was to save with it")
@@ -168,16 +169,32 @@ class DataParallel:
         """Load on every rank."""
         return (await self._step(lambda rank: rank.load(request)))[0]
 
-    async def _by_first(self, call: Callable[[RankPort], Awaitable[T]]) -> T:
-        """Call rank 0, again when it is lost: as often as it can be revived."""
+    async def _by_first(self, call: Callable[[RankPort], Awaitable[T]], takes: Literal["weights", "state"]) -> T:
+        """Call rank 0, again when it is lost: as often as it can be revived. Where it holds a part, the others add theirs."""
         while True:
             await self.meet()
             name, rank = next(iter(self._ranks.items()))
+            if self._holdings.parts:
+                return await self._gathered(call, rank, takes)
             try:
                 return await call(rank)
             except WorkerLost as exc:
                 log.warning("trainer.rank_lost", rank=name, error=str(exc))
                 self._together = False
+
+    async def _gathered(
+        self, call: Callable[[RankPort], Awaitable[T]], first: RankPort, takes: Literal["weights", "state"]
+    ) -> T:
+        results: list[T] = []
+
+        async def one(rank: RankPort) -> None:
+            if rank is first:
+                results.append(await call(rank))
+            else:
+                await rank.contribute(takes)
+
+        await self._all(one)
+        return results[0]
 
     async def _step(self, call: Callable[[RankPort], Awaitable[T]]) -> list[T]:
         await self.meet()
@@ -195,7 +212,7 @@ class DataParallel:
             try:
                 results[name] = await owned(f"a step of {name}", partial(call, rank))
             except ConductorError as exc:
-                failures.append(_of_rank(name, exc))
+                failures.append(self._of_rank(name, exc))
                 if not isinstance(exc, PeersLost):
                     group.cancel_scope.cancel()
 
@@ -212,7 +229,7 @@ class DataParallel:
         try:
             return await self._ranks[name].offer(self._host)
         except WorkerLost as exc:
-            raise _of_rank(name, exc) from exc
+            raise self._of_rank(name, exc) from exc
 
     async def _standing(self, name: WorkerId) -> Standing:
         while True:
@@ -223,15 +240,15 @@ class DataParallel:
                 await self._revive(name, exc)
 
 
+    def _of_rank(self, name: WorkerId, failure: ConductorError) -> ConductorError:
+        if not isinstance(failure, WorkerLost):
+            return failure
+        told = self._holdings.failure(name, failure)
+        told.__cause__ = failure
+        return told
+
+
 _: type[TrainerPort] = DataParallel
-
-
-def _of_rank(name: WorkerId, failure: ConductorError) -> ConductorError:
-    if not isinstance(failure, WorkerLost):
-        return failure
-    lost = Transient(f"the rank {name} is lost: {failure.cause}")
-    lost.__cause__ = failure
-    return lost
 
 
 def _cause(failures: list[ConductorError]) -> ConductorError:

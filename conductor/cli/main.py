@@ -138,14 +138,15 @@ def report(run_dirs: tuple[str, ...], output: str | None) -> None:
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(), help="Where to write; RUN_DIR/trace.json by default."
 )
-def trace(run_dir: str, output: str | None) -> None:
+@click.option("--otlp", metavar="URL", help="Send it to a collector of OpenTelemetry instead: http://localhost:4318.")
+def trace(run_dir: str, output: str | None, otlp: str | None) -> None:
     """Write the timeline of the run in RUN_DIR for Perfetto: engines, graders, trainer, publisher, checkpoints.
 
     The run may be going on.
     """
-    from conductor.cli.reporting import write_trace  # noqa: PLC0415 - a run needs none of it
+    from conductor.cli.reporting import send_trace, write_trace  # noqa: PLC0415 - a run needs none of it
 
-    _exit(lambda: write_trace(run_dir, output))
+    _exit(lambda: write_trace(run_dir, output) if otlp is None else send_trace(run_dir, otlp))
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""``conductor report`` and ``conductor trace``: a page about runs, and the timeline of one."""
+"""``conductor report`` and ``conductor trace``: a page about runs, and the timeline of one, as a file or as spans."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from conductor.loading import read_job
 from conductor.review.chronicle import chronicle
 from conductor.review.page import chart_library, page
 from conductor.review.report import report, report_on
+from conductor.review.spans import began_ns, export, otlp_exporter
 from conductor.review.trace import trace
 from protocols.errors import UserError
 
@@ -55,6 +56,23 @@ def write_trace(run_dir: str, output: str | None) -> int:
     path = Path(output) if output is not None else Path(run_dir) / "trace.json"
     _write(path, trace(told))
     click.echo(f"the timeline is {path}: open it at https://ui.perfetto.dev, which reads it in the browser")
+    return 0
+
+
+def send_trace(run_dir: str, endpoint: str) -> int:
+    """Send the timeline of a run to a collector of OpenTelemetry, and say how many spans; returns the exit code.
+
+    Args:
+        run_dir: Its folder; it may be going on.
+        endpoint: Of the collector, ``http://localhost:4318``.
+
+    Raises:
+        UserError: The folder holds no record, the library is not installed, or the collector does not take it.
+    """
+    exporter = otlp_exporter(endpoint)
+    cfg = read_job(run_dir)
+    count = export(chronicle(read_record(cfg).events), exporter, name=cfg.name, began=began_ns(Path(run_dir)))
+    click.echo(f"{count} spans were sent to {endpoint}")
     return 0
 
 

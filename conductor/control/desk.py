@@ -1,5 +1,8 @@
 """Answers what is asked of a run, from the moment it begins to open its ports until they are closed again."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import anyio
 
 from conductor.config import RunConfig
@@ -41,9 +44,14 @@ class Desk:
         self._waiting = 0
         self.scope = anyio.CancelScope()
 
-    def attend(self, ctx: RunContext) -> None:
-        """Answer from the state of a run whose ports are open."""
+    @contextmanager
+    def attend(self, ctx: RunContext) -> Generator[None]:
+        """Answer from the state of a run while its ports are open."""
         self._ctx = ctx
+        try:
+            yield
+        finally:
+            self._ctx = None
 
     async def answer(self, request: Request) -> Reply:
         """Do what is asked."""

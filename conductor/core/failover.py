@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protocols.errors import BudgetExhausted, ConductorError, PortFailed
-from protocols.fleet import Cause, PlannedRole
+from protocols.errors import BudgetExhausted, ConductorError, PortFailed, StateLost
+from protocols.fleet import Cause, PlannedRole, Restarts
 from protocols.messages import WeightVersion, WorkerId
 from protocols.pauses import pause_s
 
@@ -28,7 +28,7 @@ class Strikes:
         if not self.standing(version):
             self.counts.clear()
         self.counts[cause] += 1
-        self.since = version
+        self.since = max(self.since, version)  # what is trained again is no progress
 
     def standing(self, version: WeightVersion) -> bool:
         """Return whether there were any that the run's progress to ``version`` has not made good."""
@@ -67,6 +67,13 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class GoBack:
+    """Go back to the last checkpoint with the whole job, after a pause."""
+
+    after_s: float
+
+
+@dataclass(frozen=True)
 class Raise:
     """End the job."""
 
@@ -80,8 +87,8 @@ def decide(situation: Situation) -> Decision:
     """Decide what is done about lost workers: for them, for their role, or for the job."""
     role, cause = situation.role, situation.cause
     if situation.holds_state and not situation.left:
-        lost = ", ".join(situation.lost)
-        return Raise(PortFailed(f"{lost} held what was trained: {situation.failure}; resume from the last checkpoint"))
+        lost = tuple(situation.lost)
+        return Raise(StateLost(workers=lost, cause=situation.failure, preempted=cause == "preemption"))
     spent, worker = max((counts.get(cause, 0), name) for name, counts in situation.lost.items())
     allowed = role.restarts.allowed(cause)
     if spent <= allowed:
@@ -97,3 +104,36 @@ def decide(situation: Situation) -> Decision:
             last=situation.failure,
         )
     )
+
+
+def decide_about_state(
+    loss: StateLost, *, role: str, spent: int, restarts: Restarts, checkpoint: WeightVersion | None
+) -> GoBack | Raise:
+    """Decide what becomes of a job that has lost what it trained.
+
+    Args:
+        loss: What was lost, and how.
+        role: Whose workers held it.
+        spent: How often that happened for this cause, this time included, since the run last moved on.
+        restarts: What the role may bear.
+        checkpoint: The last one of the run; None: there is none.
+    """
+    cause = state_cause(loss)
+    if checkpoint is None:
+        return Raise(PortFailed(f"{loss}; there is no checkpoint to go back to"))
+    if spent <= restarts.allowed(cause):
+        return GoBack(0.0 if spent <= 1 else pause_s(spent - 1, role))
+    return Raise(
+        BudgetExhausted(
+            what=f"{role} ({cause})",
+            spent=spent,
+            allowed=restarts.allowed(cause),
+            field=f"fleet.roles.{role}.restarts.{cause}",
+            last=str(loss),
+        )
+    )
+
+
+def state_cause(loss: StateLost) -> Cause:
+    """Return the cause whose budget a loss of state is taken from."""
+    return "preemption" if loss.preempted else "worker"

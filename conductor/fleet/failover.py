@@ -7,16 +7,16 @@ from functools import partial
 from typing import Literal
 
 import anyio
-from structlog.typing import FilteringBoundLogger
 
 from conductor.core.failover import Raise, Restart, Situation, Strikes, decide
 from conductor.fleet.attendance import Attendance
 from conductor.fleet.group import WorkerGroup
+from conductor.fleet.journal import Journal
 from conductor.fleet.together import all_or_first
 from protocols.aio import deadline
-from protocols.errors import ConductorError, DeadlineExceeded, PortFailed, Transient, WorkerLost
+from protocols.errors import ConductorError, DeadlineExceeded, PortFailed, StateLost, Transient, WorkerLost
 from protocols.fleet import Cause, PlannedRole, Vertex
-from protocols.ledger import Incident, Scaled
+from protocols.ledger import Incident
 from protocols.messages import WeightVersion, WorkerId
 
 Probe = Callable[[WorkerId], Awaitable[object]]
@@ -27,21 +27,6 @@ _LOOK_S = 2.0
 
 _SILENCES = 3
 """Probes in a row that a worker may leave unanswered."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Journal:
-    """What a failover knows of the run.
-
-    Attributes:
-        trained: The trainer's version.
-        record: Writes an incident down.
-        log: The run's.
-    """
-
-    trained: Callable[[], WeightVersion]
-    record: Callable[[Incident | Scaled], Awaitable[None]]
-    log: FilteringBoundLogger
 
 
 @dataclass(kw_only=True)
@@ -201,6 +186,8 @@ class Failover:
         given_up: ConductorError | None = None
         try:
             await self._restore(course, journal)
+        except StateLost:
+            raise  # not the role alone: who conducts the run decides, and tells of it
         except ConductorError as exc:
             given_up = exc
         if given_up is None:
@@ -274,8 +261,7 @@ class Failover:
             version=course.version,
             seconds=anyio.current_time() - course.began,
         )
-        journal.log.warning("failover.ended", **{name: getattr(incident, name) for name in _TOLD})
-        await journal.record(incident)
+        await journal.close(incident)
 
     def _hanging(self, worker: WorkerId) -> WorkerLost:
         return WorkerLost(worker=worker, cause=f"it left {_SILENCES} probes of {self._answer_s:g} s unanswered")
@@ -301,9 +287,6 @@ class Failover:
         except ConductorError as exc:
             journal.log.warning("probe.refused", worker=worker, error=str(exc))
         self._silent[worker] = 0
-
-
-_TOLD = ("role", "workers", "cause", "level", "attempts", "verdict", "version", "seconds")
 
 
 def _cause_of(failure: ConductorError) -> Cause:

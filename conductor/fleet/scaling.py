@@ -8,7 +8,8 @@ import anyio
 
 from conductor.config import RunConfig
 from conductor.core.planning.scaling import find_unscalable, grown, shrunk
-from conductor.fleet.failover import Failover, Journal
+from conductor.fleet.failover import Failover
+from conductor.fleet.journal import Journal
 from conductor.fleet.reservation import Reservations
 from protocols.aio import deadline
 from protocols.backend import PlacementPort

@@ -39,8 +39,15 @@ class TraceEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class _Slice:
-    """Something that took time, in a process; ``flows``: begin, middle or end of the way of which group it is."""
+class Slice:
+    """Something that took time.
+
+    Attributes:
+        process: Who did it: an engine by name, or ``graders``, ``trainer``, ``publisher``, ``checkpoints``,
+            ``lost workers``.
+        began_s, ended_s: Seconds on the axis of the chronicle.
+        flows: Begin, middle or end of the ways of which groups it is; a way leads from a lease to its step.
+    """
 
     process: str
     name: str
@@ -57,8 +64,8 @@ def trace(told: Chronicle) -> bytes:
 
 def events(told: Chronicle) -> Iterator[TraceEvent]:
     """Yield every event of a run: the names of processes, slices, and flows from a group's lease to its step."""
-    slices: dict[str, list[_Slice]] = {}
-    for one in _slices(told):
+    slices: dict[str, list[Slice]] = {}
+    for one in slices_of(told):
         slices.setdefault(one.process, []).append(one)
     for pid, process in enumerate(sorted(slices, key=_place), start=1):
         yield TraceEvent(name="process_name", ph="M", pid=pid, tid=0, args={"name": process})
@@ -85,7 +92,7 @@ def _place(process: str) -> tuple[int, int, str]:
     return (last.index(process) + 1 if process in last else 0, len(process), process)
 
 
-def _in_lanes(slices: Iterable[_Slice]) -> Iterator[tuple[int, _Slice]]:
+def _in_lanes(slices: Iterable[Slice]) -> Iterator[tuple[int, Slice]]:
     """Give each slice the first lane that is free when it begins: slices of one lane never overlap."""
     free, busy, lanes = list[int](), list[tuple[float, int]](), 0
     for one in sorted(slices, key=lambda one: (one.began_s, one.ended_s)):
@@ -99,7 +106,8 @@ def _in_lanes(slices: Iterable[_Slice]) -> Iterator[tuple[int, _Slice]]:
         yield lane, one
 
 
-def _slices(told: Chronicle) -> Iterator[_Slice]:
+def slices_of(told: Chronicle) -> Iterator[Slice]:
+    """Yield all that took time in a run, in no order."""
     flows = {id(attempt): number for number, attempt in enumerate(told.all_attempts(), start=1)}
     trained = {id(attempt) for step in told.steps for attempt in step.attempts}
     for attempt in told.all_attempts():
@@ -108,18 +116,18 @@ def _slices(told: Chronicle) -> Iterator[_Slice]:
         yield from _step(step, flows)
     for span in told.publishes:
         assert isinstance(span.event, Stepped)
-        yield _Slice(process="publisher", name="publish", began_s=span.began_s, ended_s=span.ended_s)
+        yield Slice(process="publisher", name="publish", began_s=span.began_s, ended_s=span.ended_s)
     for span in told.checkpoints:
         assert isinstance(span.event, Checkpointed)
         name = f"step-{span.event.version}"
-        yield _Slice(process="checkpoints", name=name, began_s=span.began_s, ended_s=span.ended_s)
+        yield Slice(process="checkpoints", name=name, began_s=span.began_s, ended_s=span.ended_s)
     for span in told.incidents:
         assert isinstance(span.event, Incident)
         name, facts = ", ".join(span.event.workers), msgspec.to_builtins(span.event)
-        yield _Slice(process="lost workers", name=name, began_s=span.began_s, ended_s=span.ended_s, args=facts)
+        yield Slice(process="lost workers", name=name, began_s=span.began_s, ended_s=span.ended_s, args=facts)
 
 
-def _attempt(told: Chronicle, attempt: Attempt, flow: int, *, trained: bool) -> Iterator[_Slice]:
+def _attempt(told: Chronicle, attempt: Attempt, flow: int, *, trained: bool) -> Iterator[Slice]:
     """Yield an attempt's slice on each of its engines and the one of its grading; when one failed is not known."""
     if attempt.began_s is None or attempt.finished_s is None or attempt.graded_s is None or attempt.receipt is None:
         return
@@ -133,7 +141,7 @@ def _attempt(told: Chronicle, attempt: Attempt, flow: int, *, trained: bool) -> 
     engines = Counter(sample.engine or _UNNAMED for sample in attempt.receipt.samples)
     for number, (engine, count) in enumerate(engines.items()):
         begins: tuple[tuple[Literal["s", "t", "f"], int], ...] = (("s", flow),) if trained and number == 0 else ()
-        yield _Slice(
+        yield Slice(
             process=engine,
             name=name,
             began_s=attempt.began_s,
@@ -141,7 +149,7 @@ def _attempt(told: Chronicle, attempt: Attempt, flow: int, *, trained: bool) -> 
             args={**facts, "samples": count},
             flows=begins,
         )
-    yield _Slice(
+    yield Slice(
         process="graders",
         name=name,
         began_s=attempt.finished_s,
@@ -151,11 +159,11 @@ def _attempt(told: Chronicle, attempt: Attempt, flow: int, *, trained: bool) -> 
     )
 
 
-def _step(step: Step, flows: Mapping[int, int]) -> Iterator[_Slice]:
+def _step(step: Step, flows: Mapping[int, int]) -> Iterator[Slice]:
     waited = max(0.0, step.waits_from_s)
     lost = {} if step.counts else {"note": "a resume went back behind it"}
-    yield _Slice(process="trainer", name="wait", began_s=waited, ended_s=max(waited, step.train_from_s))
-    yield _Slice(
+    yield Slice(process="trainer", name="wait", began_s=waited, ended_s=max(waited, step.train_from_s))
+    yield Slice(
         process="trainer",
         name=f"step {step.number}",
         began_s=max(waited, step.train_from_s),
@@ -163,4 +171,4 @@ def _step(step: Step, flows: Mapping[int, int]) -> Iterator[_Slice]:
         args={"batch": step.dispatch_id, "groups": len(step.attempts), **lost},
         flows=tuple(("f", flows[id(attempt)]) for attempt in step.attempts if attempt.graded_s is not None),
     )
-    yield _Slice(process="trainer", name="stage weights", began_s=max(waited, step.trained_s), ended_s=step.closed_s)
+    yield Slice(process="trainer", name="stage weights", began_s=max(waited, step.trained_s), ended_s=step.closed_s)

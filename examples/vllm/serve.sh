@@ -1,8 +1,8 @@
 #!/bin/sh
-# Starts a vLLM server on the port given: serve.sh PORT. `make vllm` makes the environment that it runs in.
+# Starts a vLLM server on the port given: serve.sh PORT [MODEL]. `make vllm` makes the environment that it runs in.
 here=$(dirname "$0")
 python=${VLLM_PYTHON:-$here/../../.venv-vllm/bin/python}
-model=${CONDUCTOR_CACHE:-$HOME/.cache/conductor}/smollm2
+model=${2:-${CONDUCTOR_CACHE:-$HOME/.cache/conductor}/smollm2}
 
 # the routes for pause, abort and weights; no network; one thread, for the trainer needs the other
 export VLLM_SERVER_DEV_MODE=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1

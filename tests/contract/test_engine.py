@@ -1,11 +1,11 @@
 """What every engine keeps to, in process and with each of its messages encoded and decoded."""
 
+import os
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import anyio
-import msgspec
 import pytest
 
 from backends.engines import torch as torch_engine
@@ -22,6 +22,7 @@ from protocols.inference import (
     WeightsManifest,
 )
 from protocols.messages import PayloadRef, WeightVersion
+from protocols.sections import Section
 from tests.support.batches import GPT2, site
 from tests.support.scripted.engine import ScriptedEngine
 from tests.support.wired import wired
@@ -32,41 +33,48 @@ OpenEngine = Callable[[], AbstractAsyncContextManager[EnginePort]]
 """An engine whose payload store holds weights for every manifest that ``weights`` makes."""
 
 
-@asynccontextmanager
-async def _torch() -> AsyncGenerator[EnginePort]:
+async def _published(model: Section) -> ScriptedPayloads:
     from backends.models.loading import load_module, named_weights  # noqa: PLC0415 - torch is heavy
 
     payloads = ScriptedPayloads()
-    held = named_weights(load_module(site()))
+    held = named_weights(load_module(site(model)))
     for version in range(3):
         await payloads.put(weights(version).payload, held)
-    async with torch_engine.open(torch_engine.Config(), Host(site=site(), payloads=payloads)) as engine:
+    return payloads
+
+
+@asynccontextmanager
+async def _torch() -> AsyncGenerator[EnginePort]:
+    host = Host(site=site(), payloads=await _published(GPT2))
+    async with torch_engine.open(torch_engine.Config(), host) as engine:
         yield engine
 
 
 @asynccontextmanager
-async def _over_http(kind: str) -> AsyncGenerator[EnginePort]:
-    """Our own server and our own client of one interface, with a socket between them."""
+async def _over_http(kind: str, *, servers: int = 1) -> AsyncGenerator[EnginePort]:
+    """Our own servers and our own client of one interface; before several a real router."""
     pytest.importorskip("h11")
     pytest.importorskip("httpx2")
-    from backends.engines._serve.program import ServerConfig, open_server  # noqa: PLC0415 - torch is heavy
-    from backends.models.loading import load_module, named_weights  # noqa: PLC0415 - as above
+    from tests.support.http_engines import open_test_server  # noqa: PLC0415 - torch is heavy
+    from tests.support.routers import open_router  # noqa: PLC0415 - as above
 
-    payloads = ScriptedPayloads()
-    held = named_weights(load_module(site()))
-    for version in range(3):
-        await payloads.put(weights(version).payload, held)
-    adapter = resolve("engine", kind)
-    server = msgspec.convert({"protocol": kind}, ServerConfig)
-    async with (
-        open_server(server, GPT2, job_dir="/", seed=site().seed) as url,
-        adapter.open(adapter.Config(urls=(url,)), Host(site=site(), payloads=payloads)) as engine,
-    ):
-        yield engine
+    async with AsyncExitStack() as stack:
+        urls = tuple([await stack.enter_async_context(open_test_server(kind)) for _ in range(servers)])
+        router = await stack.enter_async_context(open_router(kind, urls)) if servers > 1 else None
+        adapter = resolve("engine", kind)
+        host = Host(site=site(), payloads=await _published(GPT2))
+        yield await stack.enter_async_context(adapter.open(adapter.Config(urls=urls, router=router), host))
 
 
 _vllm = partial(_over_http, "vllm")
 _sglang = partial(_over_http, "sglang")
+_routed_vllm = partial(_over_http, "vllm", servers=2)
+_routed_sglang = partial(_over_http, "sglang", servers=2)
+routed = [
+    pytest.mark.real_time,
+    pytest.mark.slow,
+    pytest.mark.skipif("CONDUCTOR_ROUTERS" not in os.environ, reason="make test-routers installs the routers"),
+]
 
 
 @asynccontextmanager
@@ -87,6 +95,8 @@ async def _simulated() -> AsyncGenerator[EnginePort]:
         pytest.param(wired(EnginePort, _vllm), id="vllm-wired", marks=pytest.mark.real_time),
         pytest.param(_sglang, id="sglang", marks=pytest.mark.real_time),
         pytest.param(wired(EnginePort, _sglang), id="sglang-wired", marks=pytest.mark.real_time),
+        pytest.param(_routed_vllm, id="vllm-router", marks=routed),
+        pytest.param(_routed_sglang, id="sglang-router", marks=routed),
         pytest.param(_scripted, id="scripted"),
         pytest.param(wired(EnginePort, _scripted), id="scripted-wired"),
         pytest.param(_simulated, id="simulated"),

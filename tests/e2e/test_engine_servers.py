@@ -1,6 +1,5 @@
 """Runs through servers: ``conductor engine`` as a program of its own, attached to or started by the fleet."""
 
-import re
 import subprocess
 import sys
 from collections.abc import Generator
@@ -9,28 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from conductor import Conductor, RunResult, load_config
+from tests.support.served_runs import REVERSE, ROOT, job_over, run
 
 pytest.importorskip("h11", reason="pip install 'conductor-rl[serve]'")
 pytest.importorskip("httpx2", reason="pip install 'conductor-rl[http]'")
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.timeout(300)]
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-REVERSE = ROOT / "examples" / "reverse" / "job.toml"
-SMALL = [
-    "steps=40",
-    "batch_groups=16",
-    "group_size=8",
-    "sampling.max_tokens=2",
-    "filter.equal_rewards=keep",
-    f"prompts.function={HERE / 'two_digits.py'}:prompt",
-    f"reward.function={HERE / 'two_digits.py'}:reward",
-    "reward.cheap=true",
-    "train.lr=5e-3",
-    "train.threads=1",
-]
 PROGRAM = [
     sys.executable,
     "-c",
@@ -40,16 +24,6 @@ PROGRAM = [
     "--threads",
     "1",
 ]
-
-
-def job_over(folder: Path, engine: str) -> Path:
-    """Write the example with another section ``[engine]``."""
-    text = REVERSE.read_text()
-    replaced = re.sub(r"\[engine\]\n(?:.+\n)+", f"[engine]\n{engine}\n", text)
-    assert replaced != text
-    job = folder / "job.toml"
-    job.write_text(replaced)
-    return job
 
 
 @contextmanager
@@ -65,20 +39,13 @@ def running_server(protocol: str) -> Generator[str]:
             assert server.wait(10) == 128 + 15
 
 
-async def run(job: Path, run_dir: Path, *overrides: str) -> RunResult:
-    result = await Conductor.run(load_config(job, overrides=[*SMALL, *overrides], run_dir=str(run_dir)))
-    assert result.accounts.balanced
-    assert result.accounts.open == 0
-    return result
-
-
 @pytest.mark.parametrize("protocol", ["vllm", "sglang"])
 async def test_the_example_learns_as_much_through_a_server(tmp_path: Path, protocol: str) -> None:
     """Issue G: the demo task through ``conductor engine``, to the reward that the engine in the process gets."""
     (tmp_path / "plain").mkdir()
     plain = await run(REVERSE, tmp_path / "plain" / "run", "engine.threads=1")
     with running_server(protocol) as url:
-        job = job_over(tmp_path, f'kind = "{protocol}"\nurls = ["{url}"]')
+        job = job_over(tmp_path, engine=f'kind = "{protocol}"\nurls = ["{url}"]')
         served = await run(job, tmp_path / "served")
     assert plain.reward_first is not None
     assert plain.reward_last is not None
@@ -94,8 +61,7 @@ async def test_the_example_learns_as_much_through_a_server(tmp_path: Path, proto
 async def test_a_server_that_dies_is_started_again_with_the_current_weights(tmp_path: Path, crash: str) -> None:
     """I03: the engine was gone and the run hung; here it goes on, and the books balance."""
     command = [*PROGRAM, "--protocol", "vllm", "--port", "{port}", "--faults", f"crash@Engine.{crash}"]
-    engine = f'kind = "vllm"\ncommand = {command!r}'
-    job = job_over(tmp_path, engine)
+    job = job_over(tmp_path, engine=f'kind = "vllm"\ncommand = {command!r}')
     short = ["steps=4", "batch_groups=4", "group_size=4", "max_age=0"]
     result = await run(job, tmp_path / "run", *short)
     assert result.steps == 4

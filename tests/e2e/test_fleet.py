@@ -195,3 +195,31 @@ async def test_a_killed_worker_is_replaced_and_nobody_else_is(tmp_path: Path) ->
     assert found.steps >= 2 + 2 * len(victims)
     told = [(one.workers, one.cause, one.level, one.verdict) for one in incidents(record) if isinstance(one, Incident)]
     assert told == [((victim,), "worker", "worker", "restored") for victim in victims]
+
+
+async def test_a_run_whose_whole_trainer_is_killed_goes_back_to_its_last_checkpoint(tmp_path: Path) -> None:
+    """Issue E: the loss of all ranks is survived by a restart from the last checkpoint with the books balanced."""
+    cfg = load_config(JOB, overrides=[*SMALL, *FLEET, "steps=12", "checkpoint.every=3"], run_dir=str(tmp_path / "run"))
+    async with open_fleet() as (backend, fleet):
+        steps = Steps()
+
+        async def kill_the_trainer() -> None:
+            await steps.wait_for(5)
+            pids = await fleet.pids()
+            for rank in RANKS:
+                os.kill(pids[rank] or 0, signal.SIGKILL)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kill_the_trainer)
+            result = await Conductor.run(cfg, backend=backend, observer=steps)
+        assert await fleet.pids() == {}
+    assert result.steps == 12
+    assert [record.step for record in result.metrics] == list(range(1, 13))
+    record = read_record(cfg)
+    found = inspect(record)
+    assert found.balanced
+    assert (found.steps, found.lives) == (12, 2)
+    (incident,) = [one for one in record.events if isinstance(one, Incident)]
+    assert set(incident.workers) <= set(RANKS)
+    assert (incident.cause, incident.level, incident.verdict, incident.attempts) == ("worker", "job", "restored", 1)
+    assert incident.version >= 5

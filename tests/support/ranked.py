@@ -11,10 +11,10 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from backends.trainers.torch import Config
-from backends.trainers.torch.handover import hand_over
 from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.models import load_models
 from backends.trainers.torch.ranks import Ranks
+from backends.trainers.torch.trainer import layout_of
 from protocols.training import JoinRequest
 from tests.support.batches import Drawn, Group, make_batch, site
 
@@ -41,12 +41,9 @@ class Trained(NamedTuple):
     values: list[float]
 
 
-def train(options: dict[str, Any], *, steps: int, groups: int = len(GROUPS), ranks: Ranks | None = None) -> Trained:
-    """Train on the first of ``GROUPS``, this rank's share of them."""
-    ranks = ranks or Ranks(0.0)
-    learner = _learner(options, ranks, seed=3)
-    metrics = [_step(learner, ranks, groups) for _ in range(steps)]
-    return Trained(metrics, _values(learner))
+def train(options: dict[str, Any], *, steps: int, groups: int = len(GROUPS)) -> Trained:
+    """Train on the first of ``GROUPS``, in one process."""
+    return _trained(_learner(options, Ranks(0.0), seed=3), steps, groups)
 
 
 def train_together(jobs: dict[str, dict[str, Any]], *, steps: int) -> list[dict[str, Trained]]:
@@ -71,16 +68,21 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _joined(rank: int, address: str, generation: int = 1) -> Ranks:
+def _train_all(rank: int, address: str, jobs: dict[str, dict[str, Any]], steps: int) -> dict[str, Trained]:
     ranks = Ranks(_WAIT_S)
+    learners = {name: _learner(options, ranks, seed=3) for name, options in jobs.items()}
+    for learner in learners.values():
+        learner.place(rank, WORLD)
+    join(ranks, rank, address)
+    for learner in learners.values():
+        learner.take_over(0)
+    return {name: _trained(learner, steps, len(GROUPS)) for name, learner in learners.items()}
+
+
+def join(ranks: Ranks, rank: int, address: str, generation: int = 1) -> None:
+    """Have a rank meet the others."""
     request = JoinRequest(generation=generation, rank=rank, world=WORLD, source=0, address=address)
     ranks.join(request, torch.device("cpu"))
-    return ranks
-
-
-def _train_all(rank: int, address: str, jobs: dict[str, dict[str, Any]], steps: int) -> dict[str, Trained]:
-    ranks = _joined(rank, address)
-    return {name: train(options, steps=steps, ranks=ranks) for name, options in jobs.items()}
 
 
 def _one_comes_late(rank: int, address: str, options: dict[str, Any]) -> Trained:
@@ -88,22 +90,25 @@ def _one_comes_late(rank: int, address: str, options: dict[str, Any]) -> Trained
     learner = _learner(options, ranks, seed=3 + rank)  # other parameters than rank 0's
     if rank == 0:
         for _ in range(2):
-            _step(learner, ranks, len(GROUPS))
-    request = JoinRequest(generation=1, rank=rank, world=WORLD, source=0, address=address)
-    ranks.join(request, torch.device("cpu"))
-    hand_over(learner, ranks, request.source)
-    return Trained([_step(learner, ranks, len(GROUPS))], _values(learner))
+            _step(learner, len(GROUPS))
+    join(ranks, rank, address)
+    learner.take_over(0)
+    return _trained(learner, 1, len(GROUPS))
 
 
 def _learner(options: dict[str, Any], ranks: Ranks, seed: int) -> Learner:
     place = msgspec.structs.replace(site(), seed=seed, steps=10, max_tokens=8)
     cfg = Config(**{"lr": 1e-2, "eps": 1e-3, **options})  # a smaller eps makes a step of noise where gradients are 0
-    return Learner(load_models(place, cfg), cfg, site=place, interrupt=lambda: None, ranks=ranks)
+    return Learner(load_models(place, cfg), cfg, site=place, interrupt=lambda: None, layout=layout_of(cfg, ranks))
 
 
-def _step(learner: Learner, ranks: Ranks, groups: int) -> dict[str, float]:
+def _trained(learner: Learner, steps: int, groups: int) -> Trained:
+    return Trained([_step(learner, groups) for _ in range(steps)], _values(learner))
+
+
+def _step(learner: Learner, groups: int) -> dict[str, float]:
     batch = make_batch(GROUPS[:groups], dispatch=learner.version, version=learner.version)
-    payloads = [payload if ranks.owns(index) else None for index, payload in enumerate(batch.payloads)]
+    payloads = [payload if learner.layout.ranks.owns(index) else None for index, payload in enumerate(batch.payloads)]
     return learner.train_step(batch.lease, payloads).metrics
 
 
@@ -111,6 +116,6 @@ def _values(learner: Learner) -> list[float]:
     return [
         value
         for stepper in learner.steppers.values()
-        for parameter in stepper.module.parameters()
-        for value in parameter.detach().flatten().tolist()
+        for tensor in learner.layout.copies(dict(stepper.module.named_parameters())).values()
+        for value in tensor.flatten().tolist()
     ]

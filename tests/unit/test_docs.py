@@ -1,6 +1,9 @@
 """The pages that name things name all of them."""
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -65,6 +68,24 @@ def test_every_option_of_every_adapter_is_explained(section: str) -> None:
         assert f"`{kind}`" in PAGE, kind
         for field in msgspec.structs.fields(resolve(section, kind).Config):
             assert f"`{field.name}`" in PAGE, f"{section}.{kind}: {field.name}"
+
+
+def test_the_site_is_made_from_every_page_and_has_every_field(tmp_path: Path) -> None:
+    """Issue H: broken links, pages that the navigation forgets and docstrings that are none fail the build."""
+    pytest.importorskip("mkdocs")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    arguments = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    fields = (tmp_path / "fields.html").read_text(encoding="utf-8")
+    adapters = [resolve(section, kind).Config for section in ROOMS for kind in known_kinds(section)]
+    for config in (*MESSAGES, *adapters):
+        for field in msgspec.structs.fields(config):
+            assert f"<td><code>{field.name}</code></td>" in fields, f"{config.__name__}.{field.name}"
+    assert "<td></td>" not in fields, "a field whose docstring says nothing of it"
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"(?:https?:)?//", text), page
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])

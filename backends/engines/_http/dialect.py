@@ -1,7 +1,7 @@
 """What the interface of a server must offer, in the port's terms."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from protocols.inference import GenerateRequest, SampleRequest
@@ -35,6 +35,18 @@ class Answered(NamedTuple):
     finish: Literal["stop", "length", "abort"]
 
 
+class Scored(NamedTuple):
+    """What one server makes of tokens.
+
+    Attributes:
+        server: Which.
+        logprobs: Of each token but the first, at temperature 1, under the weights that it has now.
+    """
+
+    server: str
+    logprobs: Sequence[float]
+
+
 class Dialect(Protocol):
     """Paths and bodies of one interface. Keeps no state; all methods may run at once and be repeated.
 
@@ -61,13 +73,16 @@ class Dialect(Protocol):
         """Return why the server's log-probabilities would not be those that the port promises; None: they are."""
         ...
 
-    async def generate(self, sample: SampleRequest, request: GenerateRequest, salt: str) -> Answered:
+    async def generate(
+        self, sample: SampleRequest, request: GenerateRequest, salt: str, undo: Callable[[], Awaitable[None]]
+    ) -> Answered:
         """Generate one sample of a request.
 
         Args:
             sample: Which.
             request: The whole of it; ``max_tokens`` fits the context.
             salt: Only requests with the same salt may share computed prompts.
+            undo: Ends what may run under this id; called before it is asked for again.
         """
         ...
 
@@ -93,8 +108,8 @@ class Dialect(Protocol):
         """
         ...
 
-    async def score(self, token_ids: Sequence[int]) -> Sequence[float]:
-        """Return the log-probability of each token but the first, at temperature 1, under the weights it has now."""
+    async def score(self, token_ids: Sequence[int]) -> Sequence[Scored]:
+        """Return what each server that may answer makes of tokens."""
         ...
 
 

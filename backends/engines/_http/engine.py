@@ -3,6 +3,7 @@
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 
 import anyio
@@ -170,8 +171,9 @@ class HttpEngine:
 
         async def play(index: int) -> None:
             sample = request.samples[index]
+            undo = partial(self._dialect.abort, [sample.request_id])
             try:
-                answers[sample.request_id] = await self._dialect.generate(sample, request, salt)
+                answers[sample.request_id] = await self._dialect.generate(sample, request, salt, undo)
                 call.heard.add(sample.request_id)
             except ServerRefused as exc:
                 call.failure = call.failure or self._refused(exc)

@@ -16,7 +16,9 @@ class ServerOptions(Message, frozen=True, kw_only=True):
     """Where the server is, or how it is started. Either ``urls`` or ``command``.
 
     Attributes:
-        urls: Servers that run already, one for each engine of the job, ``http://host:8000``; no router before several.
+        urls: Servers that run already, ``http://host:8000``, one for each engine of the job.
+        router: A router before all of ``urls``, which are one engine then: requests go through it, and aborts, pauses
+            and weights to each server itself.
         command: Starts a server for each engine; ``{port}`` stands for the port that it is to listen on.
         start_s: How long a server may take until it answers.
         weights_dir: Folder for published weights, which the servers see under the same path; else the run's own.
@@ -25,6 +27,7 @@ class ServerOptions(Message, frozen=True, kw_only=True):
     """
 
     urls: tuple[str, ...] = ()
+    router: str | None = None
     command: tuple[str, ...] = ()
     start_s: Annotated[float, Meta(gt=0)] = 300.0
     weights_dir: str | None = None
@@ -41,11 +44,23 @@ def check_options(cfg: ServerOptions, site: Site, *, kind: str) -> Sequence[Prob
     if cfg.command and not any("{port}" in word for word in cfg.command):
         why, mend = "the server is not told its port", "write {port} where it goes"
         problems.append(Problem(field="engine.command", value=repr(cfg.command[0]), why=why, mend=mend))
-    for url in cfg.urls:
-        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
-            why, mend = "it is no address of a server", "write it as http://host:8000"
-            problems.append(Problem(field="engine.urls", value=repr(url), why=why, mend=mend))
+    problems += [_no_address("urls", url) for url in cfg.urls if not _is_address(url)]
+    if cfg.router is not None:
+        if not _is_address(cfg.router):
+            problems.append(_no_address("router", cfg.router))
+        if not cfg.urls:
+            why, mend = "nobody knows which servers are behind it", "name them all in urls"
+            problems.append(Problem(field="engine.router", value=repr(cfg.router), why=why, mend=mend))
     if site.model is not None and site.model.options.get("lora") is not None:
         why, mend = f"{kind} is given whole models, not adapters", "train without lora, or with engine.kind = 'torch'"
         problems.append(Problem(field="model.lora", value=None, why=why, mend=mend))
     return problems
+
+
+def _is_address(url: str) -> bool:
+    return urlsplit(url).scheme in {"http", "https"} and bool(urlsplit(url).hostname)
+
+
+def _no_address(option: str, url: str) -> Problem:
+    why, mend = "it is no address of a server", "write it as http://host:8000"
+    return Problem(field=f"engine.{option}", value=repr(url), why=why, mend=mend)

@@ -15,6 +15,7 @@ from backends.engines._http.dialect import Dialect
 from backends.engines._http.engine import HttpEngine, open_engine
 from backends.engines._http.files import WeightFiles
 from backends.engines._http.opening import ServerOptions
+from backends.engines._http.routed import RoutedDialect
 from backends.roles import command as program
 from protocols.adapters import Host
 from protocols.aio import deadline
@@ -44,8 +45,13 @@ async def open_server_engine(
     number = 0 if host.ranks is None else host.ranks.role
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(_started(cfg, host)) if cfg.command else _attached(cfg, number)
-        client = await stack.enter_async_context(new_client(url))
-        dialect = speak(Connection(client, url))
+
+        async def speak_to(url: str) -> Dialect:
+            return speak(Connection(await stack.enter_async_context(new_client(url)), url))
+
+        dialect = await speak_to(url)
+        if cfg.router is not None:
+            dialect = RoutedDialect(dialect, [await speak_to(server) for server in cfg.urls])
         await (_wait_until_ready(dialect, url, cfg.start_s) if cfg.command else _see(dialect, url))
         files = await stack.enter_async_context(_weight_files(cfg, host, number))
         yield await stack.enter_async_context(
@@ -54,6 +60,10 @@ async def open_server_engine(
 
 
 def _attached(cfg: ServerOptions, number: int) -> str:
+    if cfg.router is not None:
+        if number > 0:
+            raise UserError("the servers behind engine.router are one engine: engines = 1")
+        return cfg.router
     if number >= len(cfg.urls):
         raise UserError(f"engine.urls names {len(cfg.urls)} servers, and there is an engine number {number + 1}")
     return cfg.urls[number]

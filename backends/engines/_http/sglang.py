@@ -4,15 +4,15 @@ Source: ``srt/entrypoints/http_server.py``, ``srt/managers/io_struct.py``, ``srt
 ``srt/utils/weight_versions.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import anyio
 from msgspec import Struct
 
 from backends.engines._http.connection import Connection
-from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, ServerState, seed_of
+from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, Scored, ServerState, seed_of
+from backends.engines._http.together import together
 from protocols.errors import Transient
 from protocols.inference import GenerateRequest, SampleRequest
 
@@ -99,8 +99,10 @@ class SglangDialect:
         """Refuse nothing."""
         return None
 
-    async def generate(self, sample: SampleRequest, request: GenerateRequest, salt: str) -> Answered:
-        """Generate; before it is asked again, what may run under this id is ended."""
+    async def generate(
+        self, sample: SampleRequest, request: GenerateRequest, salt: str, undo: Callable[[], Awaitable[None]]
+    ) -> Answered:
+        """Generate one sample."""
         drawn = request.sampling
         body = {
             "rid": sample.request_id,
@@ -117,7 +119,6 @@ class SglangDialect:
                 "ignore_eos": True,
             },
         }
-        undo = partial(self.abort, [sample.request_id])
         reply = await self._connection.post(_GENERATE, body, _Generated, before_again=undo)
         told = reply.meta_info.output_token_logprobs
         return Answered(
@@ -129,9 +130,9 @@ class SglangDialect:
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Ask for the end of requests, one by one: the path knows whole ids alone."""
-        async with anyio.create_task_group() as tasks:
-            for name in request_ids:
-                tasks.start_soon(self._abort, name, name=f"abort {name}")
+        await together(
+            "abort", [partial(self._connection.post, "/abort_request", {"rid": name}) for name in request_ids]
+        )
 
     async def pause(self) -> None:
         """Pause, keeping requests and their cache."""
@@ -150,7 +151,7 @@ class SglangDialect:
         update = {"model_path": folder, "weight_version": label, "flush_cache": False}
         await self._connection.post("/update_weights_from_disk", update)
 
-    async def score(self, token_ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, token_ids: Sequence[int]) -> Sequence[Scored]:
         """Have the tokens read as a prompt."""
         body = {
             "input_ids": token_ids,
@@ -159,10 +160,8 @@ class SglangDialect:
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
         }
         reply = await self._connection.post(_GENERATE, body, _Generated)
-        return [logprob for logprob, _, _ in reply.meta_info.input_token_logprobs[1:] if logprob is not None]
-
-    async def _abort(self, name: str) -> None:
-        await self._connection.post("/abort_request", {"rid": name})
+        found = [logprob for logprob, _, _ in reply.meta_info.input_token_logprobs[1:] if logprob is not None]
+        return [Scored(self._connection.name, found)]
 
 
 _: type[Dialect] = SglangDialect

@@ -1,14 +1,13 @@
 """vLLM's paths and bodies, version 0.32, as ``backends.engines.vllm`` tells of them."""
 
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
 from backends.engines._http.connection import Connection
-from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, ServerState, seed_of
+from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, Scored, ServerState, seed_of
 from protocols.errors import Transient
 from protocols.inference import GenerateRequest, SampleRequest
 
@@ -109,8 +108,10 @@ class VllmDialect:
             )
         return None
 
-    async def generate(self, sample: SampleRequest, request: GenerateRequest, salt: str) -> Answered:
-        """Generate; before it is asked again, what may run under this id is ended."""
+    async def generate(
+        self, sample: SampleRequest, request: GenerateRequest, salt: str, undo: Callable[[], Awaitable[None]]
+    ) -> Answered:
+        """Generate one sample."""
         drawn = request.sampling
         body = {
             "request_id": sample.request_id,
@@ -128,7 +129,6 @@ class VllmDialect:
                 "logprobs": 0,  # of the drawn token alone
             },
         }
-        undo = partial(self.abort, [sample.request_id])
         reply = await self._connection.post(_GENERATE, body, _Generated, before_again=undo)
         choice = reply.choices[0]
         content = [] if choice.logprobs is None else choice.logprobs.content or []
@@ -158,13 +158,14 @@ class VllmDialect:
         await self._connection.post("/collective_rpc", reload)
         await self._label(label)
 
-    async def score(self, token_ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, token_ids: Sequence[int]) -> Sequence[Scored]:
         """Have the tokens read as a prompt."""
         drawn = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         body = {"token_ids": token_ids, "sampling_params": drawn}
         reply = await self._connection.post(_GENERATE, body, _Generated)
         told = (reply.prompt_logprobs or [])[1:]
-        return [one[str(token)].logprob for token, one in zip(token_ids[1:], told, strict=True) if one is not None]
+        found = [one[str(token)].logprob for token, one in zip(token_ids[1:], told, strict=True) if one is not None]
+        return [Scored(self._connection.name, found)]
 
     async def _label(self, label: str) -> None:
         await self._connection.post("/update_weight_version", {"new_version": label})

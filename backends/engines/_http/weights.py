@@ -1,7 +1,7 @@
 """How a server comes to hold weights, and how that is seen."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import anyio
 import anyio.to_thread
@@ -99,13 +99,13 @@ class ServerWeights:
             return
         label, manifest = self._unproved
         if manifest.probe is not None:
-            apart = await self._distance(manifest.probe)
+            server, apart = await self._farthest(manifest.probe)
             if apart > self._tolerance:
                 self._unproved = None
                 self.trust.refuse(label)
-                log.error("engine.weights_not_held", engine=self._name, version=manifest.version, apart=apart)
+                log.error("engine.weights_not_held", engine=server, version=manifest.version, apart=apart)
                 raise Transient(
-                    f"{self._name} accepted version {manifest.version} and does not hold it: of the probe's tokens its "
+                    f"{server} accepted version {manifest.version} and does not hold it: of the probe's tokens its "
                     f"log-probabilities differ by {apart:.3g} from the trainer's, and engine.probe_tolerance allows "
                     f"{self._tolerance:g}"
                 )
@@ -141,11 +141,16 @@ class ServerWeights:
                 with bounded_shield(RESUME_S), refusals_as_transient(f"{self._name} does not go on"):
                     await self._dialect.resume()  # noqa: ASYNC102 - the shield has a deadline
 
-    async def _distance(self, probe: Probe) -> float:
-        """Return the largest difference between the server's log-probabilities and the trainer's."""
+    async def _farthest(self, probe: Probe) -> tuple[str, float]:
+        """Return the server whose log-probabilities differ most from the trainer's, and by how much."""
         with refusals_as_transient(f"{self._name} cannot be probed"):
-            scores = await self._dialect.score(probe.token_ids)
-        if len(scores) != len(probe.logprobs):
-            return math.inf
-        apart = [abs(found - wanted) for found, wanted in zip(scores, probe.logprobs, strict=True)]
-        return math.inf if any(map(math.isnan, apart)) else max(apart, default=0.0)
+            found = await self._dialect.score(probe.token_ids)
+        return max(((one.server, _distance(one.logprobs, probe.logprobs)) for one in found), key=lambda one: one[1])
+
+
+def _distance(found: Sequence[float], wanted: Sequence[float]) -> float:
+    """Return the largest difference; infinity where something is missing."""
+    if len(found) != len(wanted):
+        return math.inf
+    apart = [abs(one - other) for one, other in zip(found, wanted, strict=True)]
+    return math.inf if any(map(math.isnan, apart)) else max(apart, default=0.0)

@@ -1,4 +1,4 @@
-"""One device: policy gradients and AdamW on a Hugging Face causal language model.
+"""One device or several ranks: policy gradients and AdamW on a Hugging Face causal language model.
 
 The trainer runs in a thread of its own, never on the event loop. It draws no random numbers: the
 model stays in evaluation mode, so that its probabilities are those of the engines.
@@ -17,8 +17,6 @@ from protocols.adapters import Host
 from protocols.errors import Problem
 from protocols.sections import Site
 from protocols.training import TrainerPort
-
-RANKS = True
 
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
@@ -42,6 +40,14 @@ def check(cfg: Config, site: Site) -> Sequence[Problem]:
         if importlib.util.find_spec(name) is None
     ]
     return problems
+
+
+def check_ranks(cfg: Config, count: int) -> Sequence[Problem]:
+    """Return what is wrong with the options for so many ranks."""
+    if cfg.sharding == "no_shard" or count > 1:
+        return []
+    why, mend = "a single rank has nobody to share with", "give fleet.roles.policy.instances at least 2, or leave it out"
+    return [Problem(field="train.sharding", value="'full_shard'", why=why, mend=mend)]
 
 
 def _loss_problems(cfg: Config, objective: Objective) -> Iterator[Problem]:

@@ -1,5 +1,6 @@
 """A learner in a folder: weights as transformers or peft write them, and beside them what training goes on from."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,9 +10,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from backends.trainers.torch import randomness
+from backends.trainers.torch.layout import Layout
 from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.stepper import Stepper
-from backends.trainers.torch.weight_files import Change, copies, format_of
+from backends.trainers.torch.weight_files import Change, format_of
 from protocols.errors import UserError
 from protocols.messages import WeightVersion
 
@@ -46,16 +48,13 @@ class State(NamedTuple):
 
 
 def state_of(learner: Learner) -> State:
-    """Return a learner's state; the tensors are its own, and change with its next step."""
-    parts = {name: _part(stepper) for name, stepper in learner.steppers.items()}
-    return State(learner.version, parts, randomness.capture())
+    """Return a learner's state; the tensors are its own, and change with its next step, where it can lend them."""
+    return _state(learner, learner.layout.lent)
 
 
 def copy_of(learner: Learner) -> State:
     """Return a learner's state in tensors apart from its own, as many bytes again."""
-    version, parts, random = state_of(learner)
-    apart = {name: _Part(one.module, copies(one.weights), copies(one.moments)) for name, one in parts.items()}
-    return State(version, apart, random)
+    return _state(learner, learner.layout.copies)
 
 
 def write(state: State, folder: Path) -> None:
@@ -80,7 +79,7 @@ def load(learner: Learner, folder: Path) -> None:
     if missing:
         raise UserError(f"{folder} is no complete checkpoint: {', '.join(missing)} is missing")
     try:
-        found = [_read(stepper, place) for stepper, place in places]
+        found = [_read(stepper, place, learner.layout) for stepper, place in places]
         random_state = randomness.read(folder / _RANDOM)
     except _UNREADABLE as exc:
         raise UserError(f"{folder} cannot be read: {exc}") from exc
@@ -88,7 +87,7 @@ def load(learner: Learner, folder: Path) -> None:
     if others:
         raise UserError(f"{folder} is put together from checkpoints of different versions")
     for each in found:
-        _restore(each)
+        _restore(each, learner.layout)
     randomness.restore(random_state)
     learner.restart(version)
 
@@ -98,30 +97,35 @@ def _place(folder: Path, role: str) -> Path:
     return folder if role == "policy" else folder / role
 
 
-def _part(stepper: Stepper) -> _Part:
+def _state(learner: Learner, whole: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> State:
+    parts = {name: _part(stepper, whole) for name, stepper in learner.steppers.items()}
+    return State(learner.version, parts, randomness.capture())
+
+
+def _part(stepper: Stepper, whole: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> _Part:
     moments = {
         f"{name}/{moment}": tensor
         for name, parameter in _trained(stepper.module).items()
         for moment, tensor in stepper.optimizer.state.get(parameter, {}).items()
     }
-    return _Part(stepper.module, format_of(stepper.module).weights(stepper.module), moments)
+    return _Part(stepper.module, whole(format_of(stepper.module).weights(stepper.module)), whole(moments))
 
 
 def _trained(module: torch.nn.Module) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def _read(stepper: Stepper, folder: Path) -> _Found:
+def _read(stepper: Stepper, folder: Path, layout: Layout) -> _Found:
     module = stepper.module
     weights = format_of(module).read(module, folder)
     with safe_open(folder / _OPTIMIZER, framework="pt") as file:
         version = WeightVersion(int((file.metadata() or {}).get("version", "")))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    return _Found(stepper, version, weights, _by_parameter(module, version, tensors, folder))
+    return _Found(stepper, version, weights, _by_parameter(module, version, tensors, folder, layout))
 
 
 def _by_parameter(
-    module: torch.nn.Module, version: WeightVersion, moments: dict[str, Tensor], folder: Path
+    module: torch.nn.Module, version: WeightVersion, moments: dict[str, Tensor], folder: Path, layout: Layout
 ) -> dict[Tensor, dict[str, Tensor]]:
     parameters = _trained(module)
     state: dict[Tensor, dict[str, Tensor]] = {}
@@ -131,7 +135,7 @@ def _by_parameter(
         if parameter is None or tensor.shape not in {parameter.shape, torch.Size()}:
             raise UserError(f"{folder} is of another model; the optimizer's {key} has the shape {list(tensor.shape)}")
         # copied: what is read is the file, mapped into memory, and changes when the file is written over
-        state.setdefault(parameter, {})[moment] = tensor.to(parameter.device, copy=True)
+        state.setdefault(parameter, {})[moment] = layout.moment(parameter, tensor)
     lacking = [name for name, parameter in parameters.items() if version and parameter not in state]
     if lacking:
         raise UserError(f"{folder} is incomplete; the optimizer's state of {', '.join(lacking)} is missing")
@@ -139,9 +143,9 @@ def _by_parameter(
 
 
 @torch.no_grad()
-def _restore(found: _Found) -> None:
+def _restore(found: _Found, layout: Layout) -> None:
     for target, value in found.weights:
-        target.copy_(value)
+        layout.fill(target, value)
     state = found.stepper.optimizer.state
     state.clear()
     state.update(found.moments)

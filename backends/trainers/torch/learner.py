@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from backends.trainers.torch import mismatch
+from backends.trainers.torch.layout import Layout
 from backends.trainers.torch.models import Models
 from backends.trainers.torch.options import Config
 from backends.trainers.torch.passes import backward
 from backends.trainers.torch.preparation import Minibatch, Preparation
 from backends.trainers.torch.ranks import Ranks
 from backends.trainers.torch.recipes import objective_of
+from backends.trainers.torch.replicated import Replicated
 from backends.trainers.torch.rows import Row, check_identities, trained_groups
 from backends.trainers.torch.schedule import learning_rate
 from backends.trainers.torch.sharing import shareable_width
@@ -56,28 +58,29 @@ class Learner:
         cfg: The options of the trainer.
         site: How long the run and its completions are.
         interrupt: Called before each micro-batch, until parameters change; may raise.
-        ranks: Who else trains this policy; None: nobody.
+        layout: Who else trains this policy, and what each holds of it; None: nobody.
 
     Attributes:
-        steppers: The policy's and the critic's, by the name of the role.
+        layout: As given, or one process's.
+        steppers: The policy's and the critic's, by the name of the role; where each rank holds a part, from ``place`` on.
         version: Steps that changed parameters.
     """
 
     def __init__(
-        self, models: Models, cfg: Config, *, site: Site, interrupt: Callable[[], None], ranks: Ranks | None = None
+        self, models: Models, cfg: Config, *, site: Site, interrupt: Callable[[], None], layout: Layout | None = None
     ) -> None:
         self._models = models
         self._cfg = cfg
         self._steps = cfg.schedule.steps or site.steps
         self._objective = objective_of(cfg, site.max_tokens)
         self._interrupt = interrupt
-        self._ranks = ranks or Ranks(0.0)
+        self.layout = layout or Replicated(Ranks(0.0))
+        self._ranks = self.layout.ranks
+        hidden = shareable_width(models.policy)
         self._preparation = Preparation(
-            models, cfg, self._objective, hidden=shareable_width(models.policy), interrupt=interrupt, ranks=self._ranks
+            models, cfg, self._objective, hidden=hidden, interrupt=interrupt, layout=self.layout
         )
-        self.steppers = {"policy": Stepper(models.policy, cfg)}
-        if models.critic is not None:
-            self.steppers["critic"] = Stepper(models.critic, cfg)
+        self.steppers = {} if self.layout.parts else self._new_steppers()
         self._base_rates = {"policy": cfg.lr, "critic": cfg.critic.lr or cfg.lr}
         self.version = WeightVersion(0)
         self._half_way: DispatchId | None = None
@@ -101,7 +104,9 @@ class Learner:
         return self._half_way is None
 
     def warm_up(self) -> None:
-        """Run both passes once and forget the gradients: the first ones are slow."""
+        """Run both passes once and forget the gradients: the first ones are slow. Not where it would take all ranks."""
+        if self.layout.parts:
+            return
         row = Row(
             prompt=(0,), completion=(0,), behaviour=(0.0,), advantage=0.0, reward=0.0, weight=1.0, temperature=1.0
         )
@@ -201,6 +206,7 @@ class Learner:
     def discard(self) -> None:
         """Zero the gradients and end the window."""
         self._window = None
+        self.layout.forget_passes()
         for stepper in self.steppers.values():
             stepper.zero()
 
@@ -211,11 +217,26 @@ class Learner:
         self._half_way = None
         self._report = None
 
-    def go_on(self, progress: Progress) -> None:
-        """Go on from the parameters and the optimizer state of another learner that stood there."""
+    def place(self, rank: int, world: int) -> None:
+        """Lay out what is trained for one rank of several; the first time says which for good where each holds a part.
+
+        Raises:
+            UserError: The models cannot be laid out so.
+        """
+        if self.layout.place(self._models, rank, world):
+            self.steppers = self._new_steppers()
+
+    def take_over(self, source: int) -> None:
+        """Go on from where ``source`` stands. All ranks call it at once."""
+        progress = self._ranks.share(self.progress, source)
+        self.layout.take_over(self.steppers, source)
         self.restart(progress.version)
         self._registration = progress.registration
         self._report = progress.report
+
+    def _new_steppers(self) -> dict[str, Stepper]:
+        trained = {"policy": self._models.policy, "critic": self._models.critic}
+        return {name: Stepper(module, self._cfg) for name, module in trained.items() if module is not None}
 
     def _settle(
         self, window: _Window, mutated: Literal["no", "partial", "yes"], metrics: dict[str, float]
@@ -249,7 +270,7 @@ class Learner:
 
     def _step(self, window: _Window, rates: dict[str, float]) -> dict[str, float]:
         """Change parameters if all gradients are finite; returns their norms before clipping."""
-        norms = {name: stepper.norm() for name, stepper in self.steppers.items()}
+        norms = {name: self.layout.norm(stepper.gradients) for name, stepper in self.steppers.items()}
         finite = all(bool(norm.isfinite()) for norm in norms.values())
         if finite:
             self._half_way = window.batch.dispatch_id
@@ -280,8 +301,11 @@ class Learner:
                 sums[name] = sums.get(name, 0.0) + value
             largest, apart = max(largest, added.largest), max(apart, added.mismatch)
             read, filled = read + part.micro.input_ids.numel(), filled + part.read
+        for part in minibatch.idle:
+            interrupt()
+            backward(part, minibatch.totals, self._models, self._cfg, self._objective)
         for stepper in self.steppers.values():
-            self._ranks.add_up_gradients(stepper.parameters)
+            self.layout.add_up_gradients(stepper.parameters)
         sums |= {
             "train/tokens": float(sum(len(part.micro.targets) for part in minibatch.parts)),
             "train/samples": float(sum(len(part.micro.rewards) for part in minibatch.parts)),

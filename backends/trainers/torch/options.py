@@ -21,6 +21,7 @@ Proximal = Literal["behaviour", "start"]
 Aggregation = Literal["token", "sequence", "constant"]
 Returns = Literal["sample", "discounted", "gae"]
 Estimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+Sharding = Literal["no_shard", "full_shard"]
 
 
 class ScheduleConfig(Message, frozen=True, kw_only=True):
@@ -120,6 +121,8 @@ class Config(Message, frozen=True, kw_only=True):
         micro_batch_tokens: Most tokens of one forward and backward pass, padding counted. A longer sample
             is a pass of its own.
         threads: Cores that a pass uses. It is the whole process's setting; None leaves it alone.
+        sharding: What each of several ranks holds: all parameters, gradients and optimizer states (``no_shard``), or a
+            part of each (``full_shard``, FSDP2).
         rank_timeout_s: How long one of several ranks waits for the others, which may have a longer share.
     """
 
@@ -151,4 +154,5 @@ class Config(Message, frozen=True, kw_only=True):
     critic: CriticConfig = CriticConfig()
     micro_batch_tokens: Count = 16384
     threads: Count | None = None
+    sharding: Sharding = "no_shard"
     rank_timeout_s: Positive = 600.0

@@ -10,14 +10,19 @@ from torch import Tensor
 from backends.trainers.torch import ratios
 from backends.trainers.torch.aggregation import Totals
 from backends.trainers.torch.divergence import estimate
+from backends.trainers.torch.layout import Layout
 from backends.trainers.torch.microbatch import MicroBatch, collate
 from backends.trainers.torch.models import Models
 from backends.trainers.torch.options import Config
-from backends.trainers.torch.packing import pack
+from backends.trainers.torch.packing import Strip, pack
 from backends.trainers.torch.ranks import Ranks
 from backends.trainers.torch.recipes import Objective
 from backends.trainers.torch.returns import discounted_returns, gae, token_rewards, whiten
 from backends.trainers.torch.rows import Row
+
+
+_NOTHING = Row(prompt=(0,), completion=(0,), behaviour=(0.0,), advantage=0.0, reward=0.0, weight=0.0, temperature=1.0)
+"""The shortest sample there is, with no weight in any sum."""
 
 
 class Part(NamedTuple):
@@ -45,10 +50,12 @@ class Minibatch(NamedTuple):
 
     Attributes:
         parts: One forward and backward pass each.
+        idle: Passes that change nothing and count nowhere, for other ranks to make theirs.
         totals: Of all of them: the denominators of the loss.
     """
 
     parts: list[Part]
+    idle: list[Part]
     totals: Totals
 
 
@@ -61,7 +68,7 @@ class Preparation:
         objective: Which numbers are needed.
         hidden: Width of a model whose samples may share prompts; None: they may not.
         interrupt: Called before each pass; may raise.
-        ranks: Who else has a part of the batch.
+        layout: Who else has a part of the batch, and how many passes that takes.
     """
 
     def __init__(
@@ -72,14 +79,15 @@ class Preparation:
         *,
         hidden: int | None,
         interrupt: Callable[[], None],
-        ranks: Ranks,
+        layout: Layout,
     ) -> None:
         self._models = models
         self._cfg = cfg
         self._objective = objective
         self._hidden = hidden
         self._interrupt = interrupt
-        self._ranks = ranks
+        self._layout = layout
+        self._ranks = layout.ranks
         updates = cfg.epochs * cfg.minibatches
         self._needs_proximal = objective.proximal == "start" and updates > 1
         self._needs_passes = self._needs_proximal or models.reference is not None or models.critic is not None
@@ -91,9 +99,12 @@ class Preparation:
             groups: All of the batch; those that other ranks train are empty.
         """
         split = list(_split(groups, self._cfg.minibatches))
-        parts = [[self._part(micro, read) for micro, read in self._micro_batches(rows)] for rows in split]
+        micros = [list(self._micro_batches(rows)) for rows in split]
+        spare = self._layout.idle([len(each) for each in micros])
+        parts = [[self._part(micro, read) for micro, read in each] for each in micros]
+        idle = [[self._idle_part() for _ in range(count)] for count in spare]
         totals = self._of_all_ranks([Totals.of(rows) for rows in split])
-        minibatches = [Minibatch(*each) for each in zip(parts, totals, strict=True)]
+        minibatches = [Minibatch(*each) for each in zip(parts, idle, totals, strict=True)]
         if not self._objective.whiten:
             return minibatches
         return _whitened(minibatches, self._ranks)
@@ -119,6 +130,9 @@ class Preparation:
             values=None if self._models.critic is None else self._models.values(micro),
         )
         return self._with_returns(part)
+
+    def _idle_part(self) -> Part:
+        return self._part(collate([Strip((_NOTHING,))], self._models.policy.device), 0)
 
     def _with_returns(self, part: Part) -> Part:
         micro, objective = part.micro, self._objective

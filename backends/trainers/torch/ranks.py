@@ -94,6 +94,18 @@ class Ranks:
                 dist.all_reduce(tensor)
         return tensor
 
+    def gather_tensor(self, whole: Tensor, part: Tensor) -> None:
+        """Fill a tensor with the parts of all ranks, of one shape each, one after the other."""
+        self._among_others()
+        with self._others():
+            dist.all_gather_single(whole, part)
+
+    def add_up_parts(self, part: Tensor, whole: Tensor) -> None:
+        """Fill this rank's part of the sum of a tensor, of one shape on all ranks."""
+        self._among_others()
+        with self._others():
+            dist.reduce_scatter_single(part, whole)
+
     def add_up_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Replace the gradients of parameters, the same on all ranks, with their sums."""
         if not self._among_others():

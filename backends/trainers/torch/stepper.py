@@ -37,15 +37,16 @@ class Stepper:
         """Forget all gradients."""
         self.optimizer.zero_grad(set_to_none=False)
 
-    def norm(self) -> Tensor:
-        """Return the global norm of the gradients."""
-        return torch.nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Of the parameters, in their order."""
+        return [one.grad for one in self.parameters if one.grad is not None]
 
     def step(self, norm: Tensor, rate: float) -> None:
         """Scale the gradients down to the largest norm allowed, and step.
 
         Args:
-            norm: Of the gradients, finite.
+            norm: Of the gradients of all ranks, finite.
             rate: Learning rate.
         """
         if self._max_norm > 0:

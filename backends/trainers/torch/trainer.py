@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -10,11 +11,13 @@ from backends.models.loading import load_tokenizer, named_weights
 from backends.models.tokenizers import Tokenizer
 from backends.trainers.torch import Config, checkpoint
 from backends.trainers.torch.compute import LONGEST_PASS_S, Compute
-from backends.trainers.torch.handover import hand_over
+from backends.trainers.torch.layout import Layout
 from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.models import load_models
 from backends.trainers.torch.probe import probe_of
 from backends.trainers.torch.ranks import Ranks
+from backends.trainers.torch.replicated import Replicated
+from backends.trainers.torch.sharded import Sharded
 from protocols.adapters import Host
 from protocols.aio import bounded_shield
 from protocols.backend import Bulk, PayloadPort
@@ -46,11 +49,10 @@ class TorchTrainer:
     Only this process remembers a step: after ``load``, ``outcome`` knows none.
     """
 
-    def __init__(
-        self, learner: Learner, tokenizer: Tokenizer, *, ranks: Ranks, compute: Compute, payloads: PayloadPort
-    ) -> None:
+    def __init__(self, learner: Learner, tokenizer: Tokenizer, *, compute: Compute, payloads: PayloadPort) -> None:
         self._learner = learner
-        self._ranks = ranks
+        self._ranks = learner.layout.ranks
+        self._parts = learner.layout.parts
         self._tokenizer = tokenizer
         self._compute = compute
         self._payloads = payloads
@@ -90,7 +92,8 @@ class TorchTrainer:
 
         A lent tensor changes with the next step. A repeat puts the weights of the same version once more.
         """
-        version, weights, probe = await self._compute.run(self._weights, not request.exclusive)
+        async with self._among_others(self._parts):
+            version, weights, probe = await self._compute.run(self._weights, request.exclusive)
         ref = PayloadRef(owner=request.owner, key=f"v{version}")
         await self._payloads.put(ref, weights)
         size_bytes = sum(tensor.nbytes for tensor in weights.values())
@@ -98,7 +101,8 @@ class TorchTrainer:
 
     async def snapshot(self) -> WeightVersion:
         """Copy weights and optimizer into the host's memory: a second time what they take."""
-        self._snapshot = await self._compute.run(checkpoint.copy_of, self._learner)
+        async with self._among_others(self._parts):
+            self._snapshot = await self._compute.run(checkpoint.copy_of, self._learner)
         return self._snapshot.version
 
     async def save(self, request: CheckpointRequest) -> WeightVersion:
@@ -108,7 +112,8 @@ class TorchTrainer:
         """
         folder = Path(request.path)
         if self._snapshot is None:
-            return await self._compute.run(lambda: self._write(checkpoint.state_of(self._learner), folder))
+            async with self._among_others(self._parts):
+                return await self._compute.run(lambda: self._write(checkpoint.state_of(self._learner), folder))
         version = await self._writing.run(self._write, self._snapshot, folder)
         self._snapshot = None
         return version
@@ -122,10 +127,15 @@ class TorchTrainer:
         await self._writing.close()
         await self._compute.close()
 
+    async def contribute(self, to: Literal["weights", "state"]) -> WeightVersion:
+        """Give the first rank this one's parts."""
+        async with self._among_others(self._parts):
+            return await self._compute.run(self._contribute, to)
+
     async def standing(self) -> Standing:
         """Wait for what is under way, then answer."""
         version, whole = await self._compute.run(lambda: (self._learner.version, self._learner.whole))
-        return Standing(version=version, whole=whole)
+        return Standing(version=version, whole=whole, part=self._parts)
 
     async def offer(self, host: str) -> str:
         """Open a store to meet at."""
@@ -137,19 +147,20 @@ class TorchTrainer:
             await self._compute.run(self._join, request)
 
     @asynccontextmanager
-    async def _among_others(self) -> AsyncGenerator[None]:
-        """Whoever fails or is cancelled leaves the others, who would wait for it."""
+    async def _among_others(self, wait: bool = True) -> AsyncGenerator[None]:
+        """Whoever fails or is cancelled leaves the others, if they ``wait`` for it in this call."""
         try:
             yield
         except BaseException:
-            if self._ranks.world > 1:
+            if wait and self._ranks.world > 1:
                 with bounded_shield(LONGEST_PASS_S):
                     await self._compute.run(self._ranks.leave)  # noqa: ASYNC102 - the shield has a deadline
             raise
 
     def _join(self, request: JoinRequest) -> None:
+        self._learner.place(request.rank, request.world)
         self._ranks.join(request, self._learner.module.device)
-        hand_over(self._learner, self._ranks, request.source)
+        self._learner.take_over(request.source)
 
     async def _fetch(self, batch: BatchLease) -> list[Bulk | None]:
         return [
@@ -163,11 +174,15 @@ class TorchTrainer:
         except WorkerLost as exc:  # the payload is lost, not this trainer
             raise PayloadLost(owner=ref.owner, cause=exc.cause) from exc
 
-    def _weights(self, copy: bool) -> tuple[WeightVersion, dict[str, Tensor], Probe]:
-        weights = named_weights(self._learner.module)
-        if copy:
-            weights = {name: tensor.clone() for name, tensor in weights.items()}
-        return self._learner.version, weights, probe_of(self._learner.module)
+    def _weights(self, lend: bool) -> tuple[WeightVersion, dict[str, Tensor], Probe]:
+        layout, module = self._learner.layout, self._learner.module
+        weights = (layout.lent if lend else layout.copies)(named_weights(module))
+        return self._learner.version, weights, probe_of(module)
+
+    def _contribute(self, to: Literal["weights", "state"]) -> WeightVersion:
+        if to == "weights":
+            return self._weights(False)[0]
+        return checkpoint.copy_of(self._learner).version
 
     def _write(self, state: checkpoint.State, folder: Path) -> WeightVersion:
         checkpoint.write(state, folder)
@@ -182,13 +197,19 @@ class TorchTrainer:
 _: type[RankPort] = TorchTrainer
 
 
+def layout_of(cfg: Config, ranks: Ranks) -> Layout:
+    """Return how a job has what it trains lie on the ranks."""
+    return Sharded(ranks) if cfg.sharding == "full_shard" else Replicated(ranks)
+
+
 @asynccontextmanager
 async def open_trainer(cfg: Config, host: Host) -> AsyncGenerator[TorchTrainer]:
     """Load and warm up in a thread; on exit wait until the threads rest."""
     compute, ranks = Compute(cfg.threads), Ranks(cfg.rank_timeout_s)
 
     def build() -> tuple[Learner, Tokenizer]:
-        learner = Learner(load_models(host.site, cfg), cfg, site=host.site, interrupt=compute.interrupt, ranks=ranks)
+        models, layout = load_models(host.site, cfg), layout_of(cfg, ranks)
+        learner = Learner(models, cfg, site=host.site, interrupt=compute.interrupt, layout=layout)
         learner.warm_up()
         return learner, load_tokenizer(host.site)
 
@@ -197,7 +218,7 @@ async def open_trainer(cfg: Config, host: Host) -> AsyncGenerator[TorchTrainer]:
     except BaseException:
         await compute.close()  # noqa: ASYNC102 - shielded there, with a deadline
         raise
-    trainer = TorchTrainer(learner, tokenizer, ranks=ranks, compute=compute, payloads=host.payloads)
+    trainer = TorchTrainer(learner, tokenizer, compute=compute, payloads=host.payloads)
     try:
         yield trainer
     finally:

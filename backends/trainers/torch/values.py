@@ -77,4 +77,5 @@ class Critic(torch.nn.Module):
         hidden = self.body(
             input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask, use_cache=False
         ).last_hidden_state
-        return self.head(hidden.flatten(0, 1)[index]).squeeze(-1)
+        values = self.head(hidden.flatten(0, 1)[index]).squeeze(-1)
+        return values.clone()  # where the critic is sharded, torch warns of a view as its output

@@ -11,19 +11,22 @@ from protocols.messages import WorkerId
 
 _CONTROLLERS_CPUS = 1
 
+_TOO_FEW = 2
+"""CPUs of which the controller keeps none: one of two is half of what workers compute on, and it needs a fifth."""
+
 
 def controllers_cpus(inventory: Inventory) -> tuple[int, ...]:
-    """Return the CPUs of the controller's node that are left to it: none where there is but one, or none is known."""
+    """Return the CPUs of the controller's node that are left to it: none where there are too few, or none is known."""
     for node in inventory.nodes:
-        if node.name == inventory.controller and len(node.cpus) > _CONTROLLERS_CPUS:
+        if node.name == inventory.controller and len(node.cpus) > _TOO_FEW:
             return node.cpus[:_CONTROLLERS_CPUS]
     return ()
 
 
 def for_workers(node: Node, inventory: Inventory) -> Resources:
-    """Return what a node has for workers: all but the controller's own CPU."""
+    """Return what a node has for workers: all but the controller's own CPU, where it has one."""
     cpus = min(node.total.cpus, len(node.cpus)) if node.cpus else node.total.cpus
-    kept = _CONTROLLERS_CPUS if node.name == inventory.controller and cpus > _CONTROLLERS_CPUS else 0
+    kept = _CONTROLLERS_CPUS if node.name == inventory.controller and cpus > _TOO_FEW else 0
     return Resources(cpus=cpus - kept, accelerators=node.total.accelerators, memory_gib=node.total.memory_gib)
 
 

@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -92,23 +93,26 @@ def _learn(session: pytest.Session, modules: Sequence[str]) -> list[frozenset[st
         seen: set[str] = set()
         for module in modules:
             plant_recorders(module, seen)
-        entered = []
-        for item in session.items:
-            seen.clear()
-            if _fails(session, item):
-                raise AssertionError(f"{item.nodeid} fails where there is no bug")
-            entered.append(frozenset(seen))
-        with os.fdopen(send, "wb") as pipe:
-            pickle.dump(entered, pipe)
+        with os.fdopen(send, "wb", buffering=0) as pipe:
+            for item in session.items:
+                seen.clear()
+                if _fails(session, item):
+                    return KILLED
+                pickle.dump(frozenset(seen), pipe)
         return SURVIVED
 
     child = fork(learn)
     os.close(send)
-    with os.fdopen(receive, "rb") as pipe:
-        answer = pipe.read()
-    if os.waitpid(child, 0)[1]:
-        raise pytest.UsageError("the tests fail where there is no bug")
-    return pickle.loads(answer)  # noqa: S301 - from a child of this process
+    entered: list[frozenset[str]] = []
+    with os.fdopen(receive, "rb") as pipe, suppress(EOFError):
+        while len(entered) < len(session.items):
+            entered.append(pickle.load(pipe))  # noqa: S301 - from a child of this process
+    status = os.waitpid(child, 0)[1]
+    if status:
+        test = session.items[len(entered)].nodeid
+        how = f"takes over {TEST_CPU_S} s of processor time" if os.WTERMSIG(status) == signal.SIGPROF else "fails"
+        raise pytest.UsageError(f"where there is no bug, {test} {how}")
+    return entered
 
 
 def _judge_all(session: pytest.Session, module: str, entered: Sequence[frozenset[str]]) -> Iterator[Verdict]:

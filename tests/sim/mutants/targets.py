@@ -73,6 +73,7 @@ SLOW = (
     "test_stopped_at_any_time_it_has_saved_what_it_trained_and_goes_on_as_if_nothing_had_been",
     "test_any_job_killed_anywhere_trains_the_same",
     "test_killed_over_and_over_it_still_ends",
+    "test_killed_anywhere_while_steps_and_a_checkpoint_go_on_it_trains_the_same",
     "test_ages_are_bounded_whatever_is_filtered_and_however_long_things_take",
     "test_no_group_is_trained_over_age",
     "test_dropping_the_slow_shortens_the_data_and_waiting_does_not",

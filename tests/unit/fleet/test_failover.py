@@ -10,10 +10,11 @@ import pytest
 import structlog
 
 from conductor.fleet.attendance import Attendance
-from conductor.fleet.failover import Failover, Journal
+from conductor.fleet.failover import Failover
 from conductor.fleet.group import open_group
+from conductor.fleet.journal import Journal
 from protocols.backend import LauncherPort, Resources, WorkerState, WorkloadSpec
-from protocols.errors import BudgetExhausted, ConductorError, InvariantError, PortFailed, Transient, WorkerLost
+from protocols.errors import BudgetExhausted, ConductorError, InvariantError, StateLost, Transient, WorkerLost
 from protocols.fleet import PlannedRole, Restarts
 from protocols.ledger import Incident
 from protocols.messages import WeightVersion, WorkerId
@@ -253,14 +254,15 @@ async def test_progress_of_the_run_refills_the_budget() -> None:
         assert {incident.level for incident in run.incidents} == {"worker"}
 
 
-async def test_without_anybody_who_holds_what_was_trained_the_job_is_given_up() -> None:
-    """A trainer that is launched anew would go on from the wrong parameters."""
+@pytest.mark.parametrize("preempted", [False, True])
+async def test_without_anybody_who_holds_what_was_trained_the_run_is_to_decide(preempted: bool) -> None:
+    """A trainer that is launched anew would go on from the wrong parameters: only the whole run can go back."""
     fleet, run = Fleet(), Run()
-    error = await ended(fleet, run, lambda: fleet.crash(A, B), holds_state=True)
-    assert isinstance(error, PortFailed)
-    assert "resume from the last checkpoint" in str(error)
+    error = await ended(fleet, run, lambda: fleet.crash(A, B, preempted=preempted), holds_state=True)
+    assert isinstance(error, StateLost)
+    assert (error.workers, error.preempted) == ((A, B), preempted)
     assert fleet.launches == []
-    assert [incident.verdict for incident in run.incidents] == ["given_up"]
+    assert run.incidents == [], "it is told of by whoever decides"
 
 
 async def test_a_bug_of_the_controller_is_no_reason_to_try_again() -> None:
@@ -331,7 +333,7 @@ async def test_a_worker_that_dies_again_is_launched_after_a_pause() -> None:
 
 async def test_the_record_says_why_a_job_was_given_up() -> None:
     fleet, run = Fleet(), Run()
-    error = await ended(fleet, run, lambda: fleet.crash(A, B), holds_state=True)
+    error = await ended(fleet, run, lambda: fleet.crash(A), holds_state=True, restarts=Restarts(worker=0))
     assert run.incidents[0].detail.endswith(f"; then {error}")
 
 

@@ -90,7 +90,7 @@ def test_the_controller_keeps_a_cpu_and_nobody_leaves_the_mask(job: RunConfig, i
         here = [vertex for vertex in found.vertices if vertex.node == node.name]
         assert all(set(vertex.cpus) <= set(node.cpus) for vertex in here), "the operator's mask"
         assert all(bool(vertex.cpus) == bool(node.cpus) for vertex in here)
-        if node.name == inventory.controller and len(node.cpus) >= 2:
+        if node.name == inventory.controller and len(node.cpus) >= 3:
             assert found.controller_cpus
             assert all(not set(vertex.cpus) & set(found.controller_cpus) for vertex in here)
     asked = {role.name: role.resources.cpus for role in found.roles}

@@ -105,10 +105,18 @@ def test_where_no_cpu_is_left_over_the_others_are_shared() -> None:
     assert [vertex.cpus for vertex in found.workers("policy")] == [(1, 2, 3)]
 
 
-def test_a_machine_of_one_cpu_has_none_to_keep() -> None:
-    found = made(job(), fleet_of(node("a", cpus=1)))
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_a_small_machine_has_no_cpu_to_keep(cpus: int) -> None:
+    """On two CPUs all workers were bound to one, and the other one stood idle for the most part."""
+    found = made(job(), fleet_of(node("a", cpus=cpus)))
     assert found.controller_cpus == ()
-    assert {vertex.cpus for vertex in found.vertices} == {(0,)}
+    assert {vertex.cpus for vertex in found.vertices} == {tuple(range(cpus))}
+
+
+def test_a_machine_of_three_keeps_one() -> None:
+    found = made(job(), fleet_of(node("a", cpus=3)))
+    assert found.controller_cpus == (0,)
+    assert {vertex.cpus for vertex in found.vertices} == {(1, 2)}
 
 
 def test_a_controller_that_runs_elsewhere_needs_no_cpu_of_the_fleet() -> None:
@@ -157,11 +165,10 @@ def test_what_is_taken_is_not_there_for_the_next(asked: dict[str, float]) -> Non
     assert where(made(job(judge=judges), nodes), "judge") == ["a", "b"]
 
 
-def test_the_only_cpu_of_a_machine_is_there_for_workers() -> None:
-    alone = node("a", cpus=1)
-    assert for_workers(alone, fleet_of(alone)).cpus == 1
-    two = node("a", cpus=2)
-    assert for_workers(two, fleet_of(two)).cpus == 1
+@pytest.mark.parametrize(("cpus", "left"), [(1, 1), (2, 2), (3, 2), (8, 7)])
+def test_all_cpus_of_a_small_machine_are_there_for_workers(cpus: int, left: int) -> None:
+    one = node("a", cpus=cpus)
+    assert for_workers(one, fleet_of(one)).cpus == left
 
 
 def test_cpus_outside_the_mask_are_not_there() -> None:

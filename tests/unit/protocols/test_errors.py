@@ -73,6 +73,7 @@ EXITS = {
     "Aborted": 3,
     "Stopped": 130,
     "PortFailed": 3,
+    "StateLost": 3,
     "Infeasible": 3,
     "Stalled": 3,
     "BudgetExhausted": 3,

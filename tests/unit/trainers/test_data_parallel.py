@@ -5,7 +5,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from backends.trainers.data_parallel import DataParallel
-from protocols.errors import BudgetExhausted, PeersLost, PortFailed, SnapshotLost, Transient, WorkerLost
+from protocols.errors import BudgetExhausted, PeersLost, PortFailed, SnapshotLost, StateLost, Transient, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, PayloadRef, WeightVersion, WorkerId
 from protocols.training import (
@@ -257,7 +257,7 @@ async def test_where_nobody_holds_a_whole_version_only_a_checkpoint_leads_on(har
             rank.die()
         else:
             rank.whole = False
-    with pytest.raises(PortFailed, match="checkpoint"):
+    with pytest.raises(StateLost, match="whole version"):
         await _step(fleet, 1)
 
 

@@ -23,7 +23,6 @@ from backends.trainers.torch import Config
 from backends.trainers.torch.compute import Compute
 from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.models import Models
-from backends.trainers.torch.ranks import Ranks
 from backends.trainers.torch.trainer import TorchTrainer
 from protocols.adapters import Host
 from protocols.errors import PortFailed, UserError
@@ -65,7 +64,7 @@ class Bench:
         self.learner = Learner(Models(load_module(site())), CONFIG, site=site(), interrupt=self._interrupt)
         self.tokenizer: Any = _Tokenizer(load_tokenizer(site()))
         self.trainer = TorchTrainer(
-            self.learner, self.tokenizer, ranks=Ranks(0.0), compute=self.compute, payloads=self.payloads
+            self.learner, self.tokenizer, compute=self.compute, payloads=self.payloads
         )
 
     @property

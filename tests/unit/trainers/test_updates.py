@@ -21,6 +21,7 @@ from backends.trainers.torch.options import CriticConfig, KlConfig, ScheduleConf
 from backends.trainers.torch.passes import backward
 from backends.trainers.torch.preparation import Preparation
 from backends.trainers.torch.ranks import Ranks
+from backends.trainers.torch.replicated import Replicated
 from backends.trainers.torch.recipes import objective_of
 from backends.trainers.torch.rows import trained_groups
 from protocols.errors import InvariantError
@@ -110,7 +111,7 @@ def test_gradients_of_the_parts_of_a_batch_add_up_wherever_they_are_computed(nam
     models = load_models(SITE, cfg)
     batch = make_batch(GROUPS)
     groups = trained_groups(batch.lease, batch.payloads)
-    preparation = Preparation(models, cfg, objective, hidden=16, interrupt=lambda: None, ranks=Ranks(0.0))
+    preparation = Preparation(models, cfg, objective, hidden=16, interrupt=lambda: None, layout=Replicated(Ranks(0.0)))
     (whole,) = preparation.prepare(groups)
     gradients: list[Tensor] = []
     cut = data.draw(st.integers(0, len(whole.parts)))

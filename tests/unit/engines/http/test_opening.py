@@ -27,6 +27,9 @@ def test_every_mistake_is_named(adapter: object) -> None:
     assert fields(urls=(URL,), command=("serve", "{port}")) == ["engine.urls"]
     assert fields(command=("serve",)) == ["engine.command"]
     assert fields(urls=("localhost:8000", "ftp://host")) == ["engine.urls", "engine.urls"]
+    assert fields(urls=(URL, URL), router=URL) == []
+    assert fields(urls=(URL,), router="router:3000") == ["engine.router"]
+    assert fields(command=("serve", "{port}"), router=URL) == ["engine.router"]
     assert fields(urls=(URL,), model={"lora": {"rank": 4}}) == ["model.lora"]
 
 
@@ -36,4 +39,14 @@ async def test_an_engine_without_a_server_of_its_own_is_refused() -> None:
     host = Host(site=site(), payloads=ScriptedPayloads(), ranks=ranks)
     with pytest.raises(UserError, match="names 1 servers, and there is an engine number 2"):
         async with open_server_engine(vllm.Config(urls=(URL,)), host, lambda one: VllmDialect(one, "raw")):
+            pass
+
+
+async def test_a_second_engine_behind_a_router_is_refused() -> None:
+    """It would load weights into the servers of the first, and abort there."""
+    ranks = Ranks(world=2, role=1, node=0, local=2)
+    host = Host(site=site(), payloads=ScriptedPayloads(), ranks=ranks)
+    options = vllm.Config(urls=(URL, URL), router=URL)
+    with pytest.raises(UserError, match="engines = 1"):
+        async with open_server_engine(options, host, lambda one: VllmDialect(one, "raw")):
             pass
