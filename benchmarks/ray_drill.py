@@ -34,12 +34,14 @@ from rich.table import Table
 from backends import ray as backend
 from backends.ray.payloads import RayPayloads
 from benchmarks._ray_cluster import Pool, RayCluster, open_cluster
+from benchmarks._ray_driver import kill_and_resume
 from conductor import Conductor, load_config
 from conductor.config import RunConfig
 from conductor.control.client import ask
 from conductor.control.messages import Request
 from conductor.fleet.planned import read_plan
 from conductor.inspection import incidents, inspect, read_record
+from conductor.loading import read_job
 from conductor.observe.observer import Unwatched
 from conductor.result import Accounts
 from protocols.aio import Doorbell
@@ -340,7 +342,6 @@ async def _nothing(scene: Scene) -> None:
     await scene.steps.wait_for(2)
 
 
-WHOLE_CPUS = ("fleet.roles.rollout.cpus=1", "fleet.roles.policy.cpus=0.5")
 DRILLS = {
     "engine": Drill(act=_engine),
     "rank": Drill(act=_rank),
@@ -354,18 +355,35 @@ DRILLS = {
 }
 
 
+DRIVER = "driver"
+"""The drill that kills the controller: that cannot be this process."""
+
+
+def run_one(name: str, cluster: RayCluster, run_dir: Path) -> Outcome:
+    """Run one drill."""
+    if name != DRIVER:
+        return anyio.run(drill, DRILLS[name], cluster, run_dir)
+    with cluster.pool(2, num_cpus=2) as pool:
+        (label,) = pool.labels.items()
+        overrides = [*OVERRIDES, f'backend.labels={{{label[0]}="{label[1]}"}}']
+        back_s, wrong = kill_and_resume(JOB, overrides, cluster.address, run_dir)
+    if not inspect(read_record(read_job(run_dir))).balanced:
+        wrong.append("the books do not balance")
+    return Outcome(ended="trained", restart_s=back_s, wrong=tuple(wrong))
+
+
 def main() -> None:
     """Run the drills that are named, or all of them, one after the other on one cluster."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("drills", nargs="*", metavar="DRILL", help=", ".join(DRILLS))
+    parser.add_argument("drills", nargs="*", metavar="DRILL", help=", ".join((*DRILLS, DRIVER)))
     parser.add_argument("--keep", type=Path, help="where the runs are kept")
     given = parser.parse_args()
-    if unknown := set(given.drills).difference(DRILLS):
+    if unknown := set(given.drills).difference(DRILLS, {DRIVER}):
         parser.error(f"no such drill: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as folder, open_cluster(nodes=1) as cluster:
         outcomes: dict[str, Outcome] = {}
-        for name in given.drills or DRILLS:
-            outcomes[name] = anyio.run(drill, DRILLS[name], cluster, (given.keep or Path(folder)) / name)
+        for name in given.drills or (*DRILLS, DRIVER):
+            outcomes[name] = run_one(name, cluster, (given.keep or Path(folder)) / name)
             print(name, outcomes[name], flush=True)
     table = Table("drill", "ended", "steps", "restart, s", "no step for, s", "groups again", "wrong")
     for name, one in outcomes.items():
