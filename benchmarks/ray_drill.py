@@ -331,7 +331,7 @@ async def _joins(scene: Scene) -> None:
     before = await scaled()
     if "rollout" not in before or "has 3" in before:
         raise PortFailed(f"a full cluster took one more: {before}")
-    await anyio.to_thread.run_sync(partial(scene.pool.add, num_cpus=2))
+    scene.pool.add(num_cpus=2)  # it blocks, for Ray sets handlers of signals, which is the main thread's
     after = await scaled()
     if "has 3" not in after:
         raise PortFailed(f"the new node is not used: {after}")
