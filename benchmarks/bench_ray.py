@@ -212,15 +212,14 @@ def measure_jobs(cluster: RayCluster, rounds: int, folder: Path) -> tuple[Rows, 
     on_ray = ("backend.kind=ray", f"backend.address={cluster.address}")
     for number in range(rounds):
         for max_age in (0, 1):
-            kinds = {"ray": on_ray}
-            if max_age:
-                kinds |= {"inproc": ("backend.kind=inproc",), "processes": ("backend.kind=processes",)}
-            for kind, overrides in kinds.items():
-                cfg = job(folder / f"{kind}-{max_age}-{number}", max_age, *overrides)
-                rate, group_s = anyio.run(conducted, cfg)
+            cfg = job(folder / f"ray-{max_age}-{number}", max_age, *on_ray)
+            jobs = {"ray": cfg}
+            for kind in ("inproc", "processes") if max_age else ():
+                jobs[kind] = job(folder / f"{kind}-{number}", max_age, f"backend.kind={kind}")
+            for kind, one in jobs.items():
+                rate, group_s = anyio.run(conducted, one)
                 rates.setdefault(f"{kind} {max_age}", []).append(rate)
                 spent.setdefault(f"{kind} {max_age}", []).append(group_s)
-            cfg = job(folder / f"ray-{max_age}-{number}", max_age, *on_ray)
             rates.setdefault(f"by hand {max_age}", []).append(anyio.run(by_hand, cfg, cluster.address))
     return rates, spent
 
