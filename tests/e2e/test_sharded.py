@@ -27,9 +27,7 @@ async def test_sharded_ranks_in_processes_train_what_one_process_trains(tmp_path
     for name in ("loss", "grad_norm", "kl/behaviour", "mismatch/max"):
         numbers = [[record.metrics[name] for record in result.metrics] for result in (sharded, alone)]
         assert numbers[0] == pytest.approx(numbers[1], abs=1e-5), name
-    weights, expected = (
-        load_file(Path(str(result.checkpoint), "model.safetensors")) for result in (sharded, alone)
-    )
+    weights, expected = (load_file(Path(str(result.checkpoint), "model.safetensors")) for result in (sharded, alone))
     assert weights.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-5)

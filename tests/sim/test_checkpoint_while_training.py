@@ -94,6 +94,21 @@ async def test_copies_that_are_lost_again_and_again_end_the_run(tmp_path: Path) 
         await run_scripted(config(tmp_path, steps=50, retries=2), scripted(Loser))
 
 
+async def test_copies_that_are_lost_now_and_then_do_not_add_up(tmp_path: Path) -> None:
+    class Forgetful(Losing):
+        calls = 0
+
+        async def save(self, request: CheckpointRequest) -> WeightVersion:
+            self.calls += 1
+            self.losses = self.calls % 2
+            return await super().save(request)
+
+    workloads = scripted(Forgetful)
+    result = await run_scripted(config(tmp_path, steps=20, retries=1), workloads)
+    assert isinstance(workloads.trainer, Forgetful)
+    assert (result.steps, workloads.trainer.calls > 6) == (20, True)
+
+
 async def test_one_is_written_at_a_time(tmp_path: Path) -> None:
     """Two copies of a model, and two writers of one folder, would be more than anybody asked for."""
     ledger = MemoryLedger()

@@ -73,10 +73,11 @@ def test_the_search_finds_nothing_and_tells_what_it_reached() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.real_time
 def test_every_fault_hits_every_stage_that_it_can() -> None:
     """Issue D: no cell of the table may be zero."""
-    result = simulate("--seeds", "2000", "--faults", "all", "--json")
+    result = simulate("--seeds", "1000", "--faults", "all", "--json")
     found = json.loads(result.stdout)
     assert (result.exit_code, found["found"], found["untouched"]) == (0, [], [])
 

@@ -7,10 +7,11 @@ _POOL = (
     "tests/unit/engines/test_pool.py",
     "tests/unit/engines/test_pool_failures.py",
     "tests/unit/engines/test_pool_keepers.py",
+    "tests/unit/engines/test_pool_scaling.py",
     "tests/contract/test_inference_controller.py",
 )
 _FLEET = "tests/unit/fleet"
-_PLANNING = tuple(f"tests/unit/planning/test_{name}.py" for name in ("edited", "mistakes", "placing"))
+_PLANNING = tuple(f"tests/unit/planning/test_{name}.py" for name in ("edited", "mistakes", "placing", "scaling"))
 
 
 def _runs(*names: str) -> tuple[str, ...]:
@@ -21,7 +22,11 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.core.admission": (_CORE, *_runs("pipeline", "idle_steps")),
     "conductor.core.epochs": (_CORE, *_runs("pipeline")),
     "conductor.core.evaluation": _runs("evaluation"),
-    "conductor.core.failover": (f"{_CORE}/test_failover.py", f"{_FLEET}/test_failover.py"),
+    "conductor.core.failover": (
+        f"{_CORE}/test_failover.py",
+        f"{_FLEET}/test_failover.py",
+        f"{_FLEET}/test_rewinding.py",
+    ),
     "conductor.core.groups": (_CORE, *_runs("staleness", "ages")),
     "conductor.core.lease": (_CORE, *_runs("admit", "pipeline", "staleness")),
     "conductor.core.leases": (_CORE, *_runs("pipeline", "resume")),
@@ -52,15 +57,15 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness", "retries"),
     "conductor.settling": _runs("settling_acts", "settling", "abort", "evaluation", "durability"),
     "conductor.resuming": _runs("going_on", "resume", "evaluation", "durability"),
-    "conductor.fleet.attendance": (_FLEET,),
-    "conductor.fleet.failover": (_FLEET,),
-    "conductor.fleet.group": (_FLEET,),
+    "conductor.fleet.attendance": (_FLEET, "tests/contract/test_roles.py", *_runs("scaling")),
+    "conductor.fleet.failover": (_FLEET, *_runs("scaling")),
+    "conductor.fleet.group": (_FLEET, *_runs("scaling")),
     "conductor.fleet.planned": (_FLEET,),
-    "conductor.fleet.reservation": (_FLEET,),
+    "conductor.fleet.reservation": (_FLEET, *_runs("scaling")),
     "conductor.fleet.spread": (_FLEET,),
     "conductor.fleet.together": (_FLEET,),
     "conductor.fleet.undo": (_FLEET,),
-    "backends.engines.pool": (*_POOL, *_runs("publishing")),
+    "backends.engines.pool": (*_POOL, *_runs("publishing", "scaling")),
 }
 """Module -> files or folders of tests.
 

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from protocols.errors import ConductorError, WorkerLost
+from protocols.errors import ConductorError, EngineStale, WorkerLost
 from tests.support.pools import A, B, C, FaultyEngine, Pool, asks, open_pool_over, weights
 
 
@@ -60,8 +60,7 @@ async def test_what_does_not_finish_in_time_is_tried_elsewhere_and_can_still_be_
                 tasks.start_soon(outcome_of, pool, f"p.1/L{number}/0/", outcomes)
             await anyio.wait_all_tasks_blocked()
             await pool.port.drain([B], within_s=5.0)
-            await anyio.wait_all_tasks_blocked()
-            assert list(outcomes.values()) == [WorkerLost.__name__]
+            assert list(outcomes.values()) == [WorkerLost.__name__], "what was cut has ended before its engine does"
             asked = len(pool.engines[B].times("abort"))
             await pool.port.abort("p.1/L1/0/")
             assert len(pool.engines[B].times("abort")) == asked + 1
@@ -73,13 +72,15 @@ async def test_a_drain_that_is_given_up_lets_the_engine_work_again() -> None:
     async with open_pool_over(A, token_s=1.0) as pool:
         await pool.port.publish(weights(0))
         outcomes: dict[str, str] = {}
+        began = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(outcome_of, pool, "p.1/L0/0/", outcomes)
             await anyio.wait_all_tasks_blocked()
             with anyio.move_on_after(1.0):
+                tasks.start_soon(outcome_of, pool, "p.1/L1/0/", outcomes, name="waits for it")
                 await pool.port.drain([A], within_s=100.0)
-            await outcome_of(pool, "p.1/L1/0/", outcomes)
         assert outcomes == {"p.1/L0/0/": A, "p.1/L1/0/": A}
+        assert anyio.current_time() - began == pytest.approx(11.0, abs=0.2), "who waited was told at once"
 
 
 async def test_a_publish_does_not_wait_for_an_engine_that_was_let_go() -> None:
@@ -93,3 +94,26 @@ async def test_a_publish_does_not_wait_for_an_engine_that_was_let_go() -> None:
             let_go = anyio.current_time()
         assert set((await pool.port.versions()).values()) == {0}
         assert anyio.current_time() == let_go
+
+
+async def test_an_engine_that_was_let_go_gets_nothing_more() -> None:
+    async with open_pool_over(A, B, token_s=1.0) as pool:
+        await pool.port.publish(weights(0))
+        pool.port.forget([B])
+        outcomes: dict[str, str] = {}
+        async with anyio.create_task_group() as tasks:
+            for number in range(3):
+                tasks.start_soon(outcome_of, pool, f"p.1/L{number}/0/", outcomes)
+        assert set(outcomes.values()) == {A}
+
+
+async def test_a_pool_without_engines_says_so_and_lets_others_run() -> None:
+    """Port methods reach a checkpoint on every path."""
+    async with open_pool_over(A) as pool:
+        pool.port.forget([A])
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await pool.port.generate(asks("p.1/L0/0/"))
+        assert scope.cancelled_caught
+        with pytest.raises(EngineStale):
+            await pool.port.generate(asks("p.1/L0/0/"))

@@ -1,10 +1,12 @@
 """Plans that grow and shrink while their workers run."""
 
+from collections import Counter
+
 import msgspec
 import pytest
 from hypothesis import given
 
-from conductor.config import CollocateConfig, FleetConfig, RoleConfig, RunConfig
+from conductor.config import CollocateConfig, FleetConfig, QueueConfig, RoleConfig, RunConfig
 from conductor.core.planning.plan import plan
 from conductor.core.planning.scaling import find_unscalable, grown, shrunk
 from protocols.backend import Inventory, Resources
@@ -130,3 +132,29 @@ def test_a_range_that_the_job_is_not_in_is_a_problem(role: str, config: RoleConf
     problems = plan(run_config(engines=2, fleet=FleetConfig(roles={role: config})), fleet_of(node()))
     assert isinstance(problems, tuple)
     assert [problem.field for problem in problems] == [field]
+
+
+@pytest.mark.parametrize("config", [RoleConfig(min=2), RoleConfig(max=2), RoleConfig(min=2, max=2), RoleConfig(min=1)])
+def test_a_range_that_the_job_is_at_the_edge_of_is_none(config: RoleConfig) -> None:
+    planned(run_config(engines=2, fleet=FleetConfig(roles={"rollout": config})), fleet_of(node()))
+
+
+def test_new_engines_are_spread_over_domains_as_if_all_had_come_at_once() -> None:
+    cfg = job(engines=3, rollout=RoleConfig(cpus=1, placement="spread"))
+    racks = {"a1": "a", "a2": "a", "a3": "a", "b1": "b"}
+    inventory = fleet_of(*(node(name, cpus=4, domain=rack) for name, rack in racks.items()))
+    after = more(cfg, inventory, 1)
+    assert isinstance(after, Plan)
+    assert Counter(racks[vertex.node] for vertex in after.workers("rollout")) == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("consumer", "mend"), [("episodes", "did you mean 'episode'?"), ("zebra", "name one of policy, rollout, episode")]
+)
+def test_a_queue_that_nobody_takes_from_is_a_problem(consumer: str, mend: str) -> None:
+    queues = {"good": QueueConfig(consumer="episode"), "bad": QueueConfig(consumer=consumer)}
+    problems = plan(run_config(fleet=FleetConfig(queues=queues)), fleet_of(node()))
+    assert isinstance(problems, tuple)
+    assert [(problem.field, problem.value) for problem in problems] == [("fleet.queues.bad.consumer", repr(consumer))]
+    assert problems[0].mend is not None
+    assert problems[0].mend.startswith(mend)

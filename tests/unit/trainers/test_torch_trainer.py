@@ -63,9 +63,7 @@ class Bench:
         self.passes = 0
         self.learner = Learner(Models(load_module(site())), CONFIG, site=site(), interrupt=self._interrupt)
         self.tokenizer: Any = _Tokenizer(load_tokenizer(site()))
-        self.trainer = TorchTrainer(
-            self.learner, self.tokenizer, compute=self.compute, payloads=self.payloads
-        )
+        self.trainer = TorchTrainer(self.learner, self.tokenizer, compute=self.compute, payloads=self.payloads)
 
     @property
     def values(self) -> torch.Tensor:
