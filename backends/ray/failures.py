@@ -94,7 +94,7 @@ def translated(name: str, error: rx.RayError) -> ConductorError:
 
 
 def told(error: BaseException) -> str:
-    """Return the last line of what Ray says: why, after pages of what and where; of memory, what comes before advice."""
+    """Return the last line of what Ray says: why, after pages of what and where; of memory, before advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     short = [line for line in lines if _NO_MEMORY in line]
     return (short or lines or [type(error).__name__])[-1]
