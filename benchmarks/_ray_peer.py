@@ -20,7 +20,7 @@ from protocols.adapters import Host, resolve
 from protocols.backend import WorkloadSpec
 from protocols.grading import Grade, GradeRequest
 from protocols.inference import WeightsManifest
-from protocols.messages import DispatchId, LeaseId, Message, PayloadRef, WeightVersion, WorkerId
+from protocols.messages import DispatchId, LeaseId, Message, PayloadRef, WeightVersion, WorkerId, attempt_prefix
 from protocols.prompts import Prompt
 from protocols.rollouts import GroupPayload, RolloutLease
 from protocols.training import BatchLease, GroupRow, SampleRow, StageRequest
@@ -170,7 +170,8 @@ class TrainGroup(_Hosting):
         return self._version
 
     async def _row(self, batch: Rollouts, number: int, advantages: Sequence[float]) -> GroupRow:
-        ref = PayloadRef(owner=f"{batch.leases[number]}/", key="group")
+        prefix = attempt_prefix(self._cfg.registration, LeaseId(batch.leases[number]), 0)
+        ref = PayloadRef(owner=prefix, key="group")
         await self._payloads.put(ref, batch.payloads[number])
         samples = tuple(
             SampleRow(sample=index, advantage=advantage, reward=reward)
