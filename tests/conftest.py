@@ -11,7 +11,7 @@ from hypothesis import Phase, settings
 from backends.sim.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
-    from tests.support.ray_clusters import RayCluster
+    from benchmarks._ray_cluster import RayCluster
 
 # No deadline: a machine that is busy with other work must not decide. No database: failures are not kept
 # between runs, so that a run depends on the tree alone.
@@ -51,7 +51,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def ray_cluster() -> Generator["RayCluster"]:
     """A cluster of two nodes for all tests that only use one; what kills nodes starts its own."""
     pytest.importorskip("ray")
-    from tests.support.ray_clusters import open_cluster  # noqa: PLC0415 - an extra brings Ray
+    from benchmarks._ray_cluster import open_cluster  # noqa: PLC0415 - an extra brings Ray
 
     with open_cluster(nodes=2) as cluster:
         yield cluster

@@ -13,7 +13,7 @@ import ray
 
 from backends._failures import decode_failure, encode_failure
 from backends._hosting import PORTS, described, not_opened, opened
-from backends.ray.messages import ASKED, Asked, Facts, LaunchOrder, Question, Reply
+from backends.ray.messages import ASKED, TAKEN_BACK, Asked, Call, Facts, LaunchOrder, Question, Reply
 from backends.ray.order import Withdrawals
 from backends.ray.payloads import RayPayloads
 from backends.ray.process import prepare, started_at
@@ -106,12 +106,13 @@ class WorkloadActor:
         if not self._settled.is_set():
             self._opening.cancel()
 
-    async def call(self, number: int, method: str, args: bytes) -> Reply:
+    async def call(self, call: Call) -> Reply:
         """Answer one call of the workload's port."""
+        number, method, args = call
         wanted = self._withdrawals.arrive(number)
         workload = self._workload
         if not wanted or workload is None:
-            return Reply()
+            return TAKEN_BACK
         scope = self._calls[number] = anyio.CancelScope()
         try:
             with scope:
@@ -119,15 +120,15 @@ class WorkloadActor:
         finally:
             del self._calls[number]
             self._call_ended.ring()
-        return Reply()
+        return TAKEN_BACK
 
     async def _answer(self, workload: Any, method: str, args: bytes) -> Reply:
         try:
             arguments = self._codec.decode_args(method, args)
             result = await owned(method, partial(getattr(workload, method), *arguments))
-            return Reply(result=self._codec.encode_result(result))
+            return self._codec.encode_result(result), None
         except Exception as exc:  # noqa: BLE001 - it is the caller's
-            return Reply(failure=encode_failure(exc))
+            return None, encode_failure(exc)
 
     async def withdraw(self, number: int) -> None:
         """Cancel a call; nothing of it runs on return, and nothing ever will if it has not come yet."""
@@ -187,12 +188,12 @@ class _Controller:
             del self._waiting[number]
             if not answered.is_set():
                 self._send(Question(number=number, asked=asked, method=None))
-        reply = self._replies.pop(number)
-        if reply.failure is not None:
-            raise decode_failure(reply.failure)
-        if reply.result is None:
+        result, failure = self._replies.pop(number)
+        if failure is not None:
+            raise decode_failure(failure)
+        if result is None:
             raise WorkerLost(worker="controller", cause="it took its answer back")
-        return codec.decode_result(method, reply.result)
+        return codec.decode_result(method, result)
 
     def take(self, number: int, reply: Reply) -> None:
         """Take an answer; one that nobody waits for any more is dropped."""

@@ -49,6 +49,6 @@ class Answers:
         try:
             port, codec = self._ports[asked]
             ask = partial(getattr(port, method), *codec.decode_args(method, args))
-            return Reply(result=codec.encode_result(await owned(method, ask)))
+            return codec.encode_result(await owned(method, ask)), None
         except Exception as exc:  # noqa: BLE001 - it is the worker's
-            return Reply(failure=encode_failure(exc))
+            return None, encode_failure(exc)

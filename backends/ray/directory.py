@@ -1,13 +1,8 @@
 """The actor that knows whose each payload is. It holds references; bytes only while a group is spooled."""
 
-from typing import Any
-
-import ray
-
 from backends._failures import encode_failure
 from backends._spool import spool, unspool
-from backends.ray.payloads import fetched, not_held
-from backends.ray.stored import Stored
+from backends.ray.payloads import Held, fetched, not_held, put_alone
 from protocols.backend import Bulk
 from protocols.messages import PayloadRef
 
@@ -16,16 +11,15 @@ class PayloadDirectory:
     """Owners, keys, and the objects that they stand for; an object that it forgets is freed once nobody reads it."""
 
     def __init__(self) -> None:
-        self._held: dict[str, dict[str, Any]] = {}
+        self._held: dict[str, dict[str, Held]] = {}
 
-    async def keep(self, ref: PayloadRef, held: list[Any]) -> None:
-        """Hold an object; it comes in a list, for else Ray would hand over what it holds."""
-        self._held.setdefault(ref.owner, {})[ref.key] = held[0]
+    async def keep(self, ref: PayloadRef, held: Held) -> None:
+        """Hold objects."""
+        self._held.setdefault(ref.owner, {})[ref.key] = held
 
-    async def find(self, ref: PayloadRef) -> list[Any]:
-        """Return the object, or nothing."""
-        held = self._held.get(ref.owner, {}).get(ref.key)
-        return [] if held is None else [held]
+    async def find(self, ref: PayloadRef) -> Held | None:
+        """Return where a payload lies, or nothing."""
+        return self._held.get(ref.owner, {}).get(ref.key)
 
     async def release(self, owner: str) -> None:
         """Forget the objects of every owner that starts with ``owner``."""
@@ -50,12 +44,11 @@ class PayloadDirectory:
             group = await unspool(path)
         except Exception as exc:  # noqa: BLE001 - it is the caller's
             return encode_failure(exc)
-        await self.keep(ref, [ray.put(Stored.of(group))])
+        await self.keep(ref, put_alone(group))
         return b""
 
     async def _value(self, ref: PayloadRef) -> Bulk:
         found = await self.find(ref)
-        if not found:
+        if found is None:
             raise not_held(ref)
-        value, _ = await fetched(found[0], ref)
-        return value
+        return await fetched(found, ref)

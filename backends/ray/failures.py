@@ -7,6 +7,8 @@ import ray.exceptions as rx
 
 from protocols.errors import ConductorError, InvariantError, PortFailed, Transient, UserError, WorkerLost
 
+_NO_MEMORY = "running low on memory"
+
 Make = Callable[[str, Exception], ConductorError]
 """Makes the error, of the name of whoever was called and of what Ray raised."""
 
@@ -92,6 +94,7 @@ def translated(name: str, error: rx.RayError) -> ConductorError:
 
 
 def told(error: BaseException) -> str:
-    """Return the last line of what Ray says: why, after pages of what and where."""
+    """Return the last line of what Ray says: why, after pages of what and where; of memory, before advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    short = [line for line in lines if _NO_MEMORY in line]
+    return (short or lines or [type(error).__name__])[-1]

@@ -4,6 +4,7 @@ Whoever puts or gets does so himself: bytes go from the store of one node to tha
 many of its processes read them, and never to the controller. An object ends with the process that put it.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio.to_thread
@@ -13,16 +14,34 @@ import ray.exceptions as rx
 from backends._failures import decode_failure
 from backends.ray.calls import result_of
 from backends.ray.failures import translated
-from backends.ray.stored import Stored
+from backends.ray.stored import Array, Listing, Packed, Parcel, packed, same, unpacked
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import InvariantError, WorkerLost
 from protocols.messages import PayloadRef
 
 STORE = "payload store"
 
+_AT_HAND_S = 5.0  # for what this process put itself, and holds
+
+
+@dataclass(frozen=True)
+class Held:
+    """A payload in the object store.
+
+    Attributes:
+        listing: What it is made of.
+        parcels: References to its objects, in that order.
+    """
+
+    listing: Listing
+    parcels: list[Any] = field(repr=False)
+
 
 class RayPayloads:
     """Puts, gets and releases.
+
+    What of a mapping is as it was in the last one that this process put is not put again: it stays the object that it
+    is, and nobody fetches it a second time.
 
     Args:
         directory: Handle of the ``PayloadDirectory``.
@@ -33,6 +52,7 @@ class RayPayloads:
 
     def __init__(self, directory: Any) -> None:
         self._directory = directory
+        self._last: dict[tuple[Array, ...], Any] = {}
         self.bytes_put = 0
         self.bytes_got = 0
 
@@ -43,17 +63,16 @@ class RayPayloads:
             Transient: The store is full.
             InvariantError: ``value`` cannot be stored.
         """
-        stored, held = await anyio.to_thread.run_sync(self._put, ref, value)
-        self.bytes_put += stored.size
-        await result_of(self._directory.keep.remote(ref, [held]), STORE)
+        held = await anyio.to_thread.run_sync(self._put, ref, value)
+        await result_of(self._directory.keep.remote(ref, held), STORE)
 
     async def get(self, ref: PayloadRef) -> Bulk:
         """Return what was put; see ``PayloadPort.get``. Arrays lie in the object store: nobody writes to them."""
-        found: list[Any] = await result_of(self._directory.find.remote(ref), STORE)
-        if not found:
+        found: Held | None = await result_of(self._directory.find.remote(ref), STORE)
+        if found is None:
             raise not_held(ref)
-        value, size = await fetched(found[0], ref)
-        self.bytes_got += size
+        value = await fetched(found, ref)
+        self.bytes_got += found.listing.size
         return value
 
     async def release(self, owner: str) -> None:
@@ -72,27 +91,65 @@ class RayPayloads:
         """Have stored what such a file holds; see ``PayloadPort.unspool``."""
         _raise(await result_of(self._directory.unspool.remote(ref, path), STORE))
 
-    @staticmethod
-    def _put(ref: PayloadRef, value: Bulk) -> tuple[Stored, Any]:
+    def _put(self, ref: PayloadRef, value: Bulk) -> Held:
         try:
-            stored = Stored.of(value)
+            made = packed(value)
         except TypeError as exc:
             raise InvariantError(f"{ref} cannot be stored: {exc}") from exc
         try:
-            return stored, ray.put(stored)
+            objects = [self._known(arrays, parcel) or self._put_one(parcel) for arrays, parcel in made.parcels]
         except rx.RayError as exc:
             raise translated(STORE, exc) from exc
+        if made.message is None:
+            self._last = dict(zip((arrays for arrays, _ in made.parcels), objects, strict=True))
+        return _held(made, objects)
+
+    def _put_one(self, parcel: Parcel) -> Any:
+        self.bytes_put += sum(piece.view.nbytes for piece in parcel)
+        return ray.put(parcel)
+
+    def _known(self, arrays: tuple[Array, ...], parcel: Parcel) -> Any:
+        """Return the object of the last mapping that has these very bytes; None: there is none."""
+        known = self._last.get(arrays)
+        if known is None:
+            return None
+        try:
+            return known if same(parcel, ray.get(known, timeout=_AT_HAND_S)) else None
+        except rx.RayError:
+            return None  # it is gone, and put anew
 
 
-async def fetched(held: Any, ref: PayloadRef) -> tuple[Bulk, int]:
-    """Return what an object holds, once it is on this node, and how many bytes that were.
+def put_alone(value: Bulk) -> Held:
+    """Put a payload that resembles none before it.
 
     Raises:
-        WorkerLost: It is gone, or is not what was put.
+        RayError: The store is full, or gone.
+        TypeError: It holds what is neither message nor array.
     """
-    stored: Stored = await result_of(held, STORE)
+    made = packed(value)
+    return _held(made, [ray.put(parcel) for _, parcel in made.parcels])
+
+
+def _held(made: Packed, objects: list[Any]) -> Held:
+    return Held(made.listing(_node()), objects)
+
+
+def _node() -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+async def fetched(held: Held, ref: PayloadRef) -> Bulk:
+    """Return what was put, once all of it is on this node, one object after the other.
+
+    Who reads on the node where it was put reads the very bytes; on another they are compared with their checksums.
+
+    Raises:
+        WorkerLost: Some of it is gone, or is not what was put.
+    """
+    parcels = [await result_of(one, STORE) for one in held.parcels]
+    check = held.listing.node != _node()
     try:
-        return await anyio.to_thread.run_sync(stored.value), stored.size
+        return await anyio.to_thread.run_sync(lambda: unpacked(held.listing, parcels, check=check))
     except ValueError as exc:
         raise WorkerLost(worker=STORE, cause=f"{ref.key!r} of {ref.owner!r}: {exc}") from exc
 

@@ -63,7 +63,7 @@ def open_session(cfg: Config) -> Generator[Session]:
     with open_state(Path(cfg.folder)) as state:
         mark = f"{state.folder}:"
         with (
-            _environment({**_OF_A_LOCAL_CLUSTER, MARK: mark}),
+            environment({**_OF_A_LOCAL_CLUSTER, MARK: mark}),
             _connected("a Ray cluster could not be started", **_of_this_machine(cfg, state.folder)),
         ):
             yield _session(mark)
@@ -122,7 +122,7 @@ def _signals_kept() -> Generator[None]:
 
 
 @contextmanager
-def _environment(variables: dict[str, str]) -> Generator[None]:
+def environment(variables: dict[str, str]) -> Generator[None]:
     """Set variables that Ray and all its processes read, and put back what was there."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

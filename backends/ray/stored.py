@@ -1,14 +1,25 @@
-"""A payload as Ray stores it: a head, and bytes that are neither copied nor pickled when they are read."""
+"""A payload as Ray stores it: what it is made of, and bytes that are neither copied nor pickled when they are read.
+
+A mapping of arrays is many objects: one for each large array, small ones together. So none is larger than the largest
+array, which bounds what is allocated at once; and an array that is as it was the last time is not put again.
+"""
 
 import pickle
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from backends._messages import decoded, encoded
-from backends._tensors import dtype_name, is_tensor, tensor_bytes, tensor_over, writable
+from backends._tensors import dtype_name, is_tensor, sums_of, tensor_bytes, tensor_over, writable
 from protocols.backend import Bulk
 from protocols.messages import Message
+
+_LARGE = 1 << 20
+"""Bytes of an array from which on it has an object of its own."""
+
+_TOGETHER = 32 << 20
+"""Bytes of small arrays in one object."""
 
 
 class Piece:
@@ -21,68 +32,138 @@ class Piece:
         return (Piece, (pickle.PickleBuffer(self.view),))
 
 
+Parcel = tuple[Piece, ...]
+"""What is put as one object."""
+
+
 @dataclass(frozen=True)
-class _Array:
-    """One array. ``dtype`` is torch's name for it, or empty for plain bytes; ``checksum``: CRC-32."""
+class Array:
+    """What one array is, beside its bytes.
+
+    Attributes:
+        dtype: Torch's name for it, or empty for plain bytes.
+        checksum: Of the bytes, see ``checksum``.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     checksum: int
-    piece: Piece
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What is put.
+class Listing:
+    """What a payload is made of; it goes to the directory, and the parcels do not.
 
     Attributes:
         message: A message's class, ``module:Class``; None: a mapping of arrays.
-        arrays: The message's bytes, or the arrays.
+        node: Ray's id of the node that it was put on.
+        parcels: For each object the arrays in it, in order.
+        size: Bytes of all arrays.
     """
 
     message: str | None
-    arrays: tuple[_Array, ...]
-
-    @classmethod
-    def of(cls, value: Bulk) -> "Stored":
-        """Return a payload as it is stored; arrays are not copied.
-
-        Raises:
-            TypeError: It holds what is neither message nor array.
-        """
-        if isinstance(value, Message):
-            name, body = encoded(value)
-            return cls(name, (_array("", body),))
-        return cls(None, tuple(_array(name, one) for name, one in value.items()))
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(one.piece.view.nbytes for one in self.arrays)
-
-    def value(self) -> Bulk:
-        """Return what was stored; arrays lie where the bytes do.
-
-        Raises:
-            ValueError: The bytes are not those that were put, or are no such message here.
-        """
-        for one in self.arrays:
-            if zlib.crc32(one.piece.view) != one.checksum:
-                raise ValueError(f"{one.name or self.message} is damaged")
-        if self.message is not None:
-            return decoded(self.message, self.arrays[0].piece.view)
-        return {one.name: _restored(one) for one in self.arrays}
+    node: str
+    parcels: tuple[tuple[Array, ...], ...]
+    size: int
 
 
-def _array(name: str, value: Any) -> _Array:
-    data = tensor_bytes(value) if is_tensor(value) else memoryview(value).cast("B")
-    dtype, shape = (dtype_name(value), tuple(value.shape)) if is_tensor(value) else ("", (data.nbytes,))
-    return _Array(name, dtype, shape, zlib.crc32(data), Piece(data))
+@dataclass(frozen=True)
+class Packed:
+    """A payload that can be put: of each object the arrays, and their bytes."""
+
+    message: str | None
+    parcels: tuple[tuple[tuple[Array, ...], Parcel], ...]
+
+    def listing(self, node: str) -> Listing:
+        """Return what is told of it, once it is put on a node."""
+        size = sum(piece.view.nbytes for _, parcel in self.parcels for piece in parcel)
+        return Listing(self.message, node, tuple(arrays for arrays, _ in self.parcels), size)
 
 
-def _restored(one: _Array) -> Any:
-    view = one.piece.view
-    if not one.dtype:
-        return view
-    return tensor_over(writable(view) if view.nbytes else b"", one.dtype, one.shape, 0)
+def packed(value: Bulk) -> Packed:
+    """Return a payload in parcels; arrays are not copied.
+
+    Raises:
+        TypeError: It holds what is neither message nor array.
+    """
+    if isinstance(value, Message):
+        name, body = encoded(value)
+        return Packed(name, (_parcel([("", body)]),))
+    return Packed(None, tuple(_parcel(together) for together in _grouped(value)))
+
+
+def unpacked(listing: Listing, parcels: Sequence[Parcel], *, check: bool) -> Bulk:
+    """Return what was put; arrays lie where the bytes do.
+
+    Args:
+        listing: What they are.
+        parcels: The bytes.
+        check: Whether they are compared with their checksums.
+
+    Raises:
+        ValueError: The bytes are not those that were put, or are no such message here.
+    """
+    pairs = [
+        (array, piece)
+        for arrays, parcel in zip(listing.parcels, parcels, strict=True)
+        for array, piece in zip(arrays, parcel, strict=True)
+    ]
+    for array, piece in pairs if check else ():
+        if checksum(piece.view) != array.checksum:
+            raise ValueError(f"{array.name or listing.message} is damaged")
+    if listing.message is not None:
+        return decoded(listing.message, pairs[0][1].view)
+    return {array.name: _restored(array, piece) for array, piece in pairs}
+
+
+def checksum(view: memoryview) -> int:
+    """Return CRC-32 of bytes; of many, CRC-32 of the sums of their pieces, which costs a fifth."""
+    return zlib.crc32(view if view.nbytes < _LARGE else sums_of(view))
+
+
+def same(parcel: Parcel, other: Parcel) -> bool:
+    """Return whether two parcels have the same bytes."""
+    pairs = list(zip(parcel, other, strict=True))
+    if any(one.view.nbytes != two.view.nbytes for one, two in pairs):
+        return False
+    return all(_equal(one.view, two.view) for one, two in pairs)
+
+
+def _equal(one: memoryview, two: memoryview) -> bool:
+    words = one.nbytes // 8 * 8  # compared by eights, for Python looks at each element by itself
+    return one[:words].cast("Q") == two[:words].cast("Q") and one[words:] == two[words:]
+
+
+def _grouped(value: Mapping[str, Any]) -> Iterator[list[tuple[str, Any]]]:
+    small: list[tuple[str, Any]] = []
+    size = 0
+    for name, array in value.items():
+        nbytes = array.nbytes if is_tensor(array) else memoryview(array).nbytes
+        if nbytes >= _LARGE:
+            yield [(name, array)]
+            continue
+        small.append((name, array))
+        size += nbytes
+        if size >= _TOGETHER:
+            yield small
+            small, size = [], 0
+    if small:
+        yield small
+
+
+def _parcel(arrays: Sequence[tuple[str, Any]]) -> tuple[tuple[Array, ...], Parcel]:
+    pairs = [_array(name, value) for name, value in arrays]
+    return tuple(array for array, _ in pairs), tuple(piece for _, piece in pairs)
+
+
+def _array(name: str, value: Any) -> tuple[Array, Piece]:
+    piece = Piece(tensor_bytes(value) if is_tensor(value) else memoryview(value).cast("B"))
+    dtype, shape = (dtype_name(value), tuple(value.shape)) if is_tensor(value) else ("", (piece.view.nbytes,))
+    return Array(name, dtype, shape, checksum(piece.view)), piece
+
+
+def _restored(array: Array, piece: Piece) -> Any:
+    if not array.dtype:
+        return piece.view
+    return tensor_over(writable(piece.view) if piece.view.nbytes else b"", array.dtype, array.shape, 0)

@@ -19,7 +19,7 @@ from backends._failures import decode_failure
 from backends._hosting import PORTS, described, not_opened
 from backends.ray.answers import Answers
 from backends.ray.calls import carried, result_of
-from backends.ray.messages import Asked, Facts, LaunchOrder, Question, Reply
+from backends.ray.messages import TAKEN_BACK, Asked, Facts, LaunchOrder, Question
 from backends.ray.process import end_worker
 from backends.ray.session import Session
 from protocols.aio import open_tasks, owned
@@ -122,20 +122,20 @@ class RayWorker:
             await checkpoint()
             raise WorkerLost(worker=self._name, cause="it is being opened")
         number, actor = next(self._numbers), self._actor
-        sent = actor.call.remote(number, method, self._codec.encode_args(args))
-        reply = Reply()
+        sent = actor.call.remote((number, method, self._codec.encode_args(args)))
+        result, failure = TAKEN_BACK
         try:
             with self._calling():
-                reply = await carried(sent, self._name, partial(actor.withdraw.remote, number))
+                result, failure = await carried(sent, self._name, partial(actor.withdraw.remote, number))
         except WorkerLost:
             pass  # what ended it is known when it has ended
-        if reply.failure is not None:
-            raise decode_failure(reply.failure)
-        if reply.result is None:
+        if failure is not None:
+            raise decode_failure(failure)
+        if result is None:
             if not self._closing.is_set():
                 await self._ended.wait()
             raise self._lost() from self._failure
-        return self._codec.decode_result(method, reply.result)
+        return self._codec.decode_result(method, result)
 
     async def end(self) -> None:
         """End its calls, let it close, and end it by force when that takes too long. Idempotent.

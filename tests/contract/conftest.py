@@ -10,7 +10,7 @@ from protocols.backend import LauncherPort, PayloadPort, PlacementPort, Resource
 from protocols.sections import Site
 
 if TYPE_CHECKING:
-    from tests.support.ray_clusters import RayCluster
+    from benchmarks._ray_cluster import RayCluster
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def ray_placement(ray_cluster: "RayCluster") -> Generator[Callable[[Resources], 
             pool = ray_cluster.pool(
                 num_cpus=total.cpus, num_gpus=total.accelerators, memory=int(total.memory_gib * 2**30)
             )
-            return RayPlacement(stack.enter_context(pool), "rack", session.node, 30.0)
+            return RayPlacement(stack.enter_context(pool).labels, "rack", session.node, 30.0)
 
         yield make
 

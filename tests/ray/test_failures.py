@@ -65,5 +65,13 @@ def test_a_preempted_node_is_told_as_one() -> None:
     assert lost.preempted
 
 
+def test_a_worker_that_memory_ran_out_for_says_so() -> None:
+    """Ray ends that message with a page of advice, whose last line says nothing of why."""
+    why = "3 worker(s) were killed due to the node running low on memory. 22.5GB used / 23.5GB limit"
+    lost = translated("rollout/0", rx.OutOfMemoryError(f"{why}\n\tRefer to the documentation\n"))
+    assert isinstance(lost, WorkerLost)
+    assert lost.cause == why
+
+
 def test_the_table_names_classes_of_ray_alone() -> None:
     assert all(kind.__module__ == rx.__name__ for kind in MEANING)

@@ -12,12 +12,11 @@ import pytest
 
 pytest.importorskip("ray")
 
+from benchmarks._ray_cluster import RayCluster
 from conductor.inspection import inspect, read_record
 from conductor.loading import read_job
-from conductor.result import RunResult
 from tests.support.leftovers import marked, names_in
 from tests.support.pids import Watched
-from tests.support.ray_clusters import RayCluster
 from tests.support.small_runs import JOB, ROOT, SMALL, finish, learned, samples
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real_time, pytest.mark.timeout(240)]
@@ -34,22 +33,17 @@ def place() -> Generator[Path]:
     folder.rmdir()
 
 
-async def test_a_run_on_ray_learns_the_same_to_the_last_bit(
-    tmp_path: Path, place: Path, ray_cluster: RayCluster
-) -> None:
-    """On a cluster of its own and on one that was there: at max_age 0, one thread, and a deterministic engine."""
+async def test_a_run_on_ray_learns_the_same_to_the_last_bit(tmp_path: Path, ray_cluster: RayCluster) -> None:
+    """At max_age 0, one thread, and a deterministic engine."""
     where = {
         "inproc": ("backend.kind=inproc",),
-        "own": ("backend.kind=ray", f"backend.folder={place}"),
-        "theirs": ("backend.kind=ray", f"backend.address={ray_cluster.address}"),
+        "ray": ("backend.kind=ray", f"backend.address={ray_cluster.address}"),
     }
-    results: dict[str, RunResult] = {}
     found: dict[str, object] = {}
     for name, overrides in where.items():
-        results[name], events = await finish(tmp_path / name, *overrides)
-        found[name] = samples(events), learned(results[name]), results[name].accounts
-    assert found["own"] == found["inproc"]
-    assert found["theirs"] == found["inproc"]
+        result, events = await finish(tmp_path / name, *overrides)
+        found[name] = samples(events), learned(result), result.accounts
+    assert found["ray"] == found["inproc"]
 
 
 def _run(run_dir: Path, place: Path) -> list[str]:
@@ -82,20 +76,11 @@ def _ends(process: subprocess.Popen[str]) -> None:
     assert process.wait() == 128 + signal.SIGTERM
 
 
-def test_sigterm_ends_a_run_and_its_cluster(tmp_path: Path, place: Path) -> None:
-    """Ray takes SIGTERM for itself and would end the process where it stands: nothing saved, groups left open."""
-    with _running(_run(tmp_path / "run", place)) as process:
-        _trains(process)
-        pids = marked(place)
-        assert len(pids) > 4, "the cluster, and its workers"
-        with Watched(pids) as watched:
-            _ends(process)
-            assert watched.left(5.0) == set()
-    assert (tmp_path / "run" / "checkpoints").exists()
+def test_a_run_that_is_killed_goes_on_and_one_that_is_told_to_end_leaves_nothing(tmp_path: Path, place: Path) -> None:
+    """I75: ``kill -9`` runs no clean-up. The workers end with the controller; two helpers of Ray do not.
 
-
-def test_after_a_kill_the_next_start_removes_what_is_left_and_goes_on(tmp_path: Path, place: Path) -> None:
-    """I75: ``kill -9`` runs no clean-up. The workers end with the controller; two helpers of Ray do not."""
+    Ray takes SIGTERM for itself and would end the process where it stands: nothing saved, groups left open.
+    """
     with _running(_run(tmp_path / "run", place)) as process:
         _trains(process)
         pids = marked(place)
@@ -107,5 +92,10 @@ def test_after_a_kill_the_next_start_removes_what_is_left_and_goes_on(tmp_path: 
                 _trains(resumed)
                 assert folder not in names_in(place)
                 assert watched.left(0.0) == set()
-                _ends(resumed)
+                pids = marked(place)
+                assert len(pids) > 4, "the cluster, and its workers"
+                with Watched(pids) as running:
+                    _ends(resumed)
+                    assert running.left(5.0) == set()
+    assert (tmp_path / "run" / "checkpoints").exists()
     assert inspect(read_record(read_job(tmp_path / "run"))).balanced

@@ -14,7 +14,8 @@ pytest.importorskip("ray")
 import ray
 
 from backends import ray as backend
-from backends.ray.stored import Stored
+from backends.ray.payloads import Held, RayPayloads, put_alone
+from benchmarks._ray_cluster import RayCluster
 from protocols.backend import Backend, ReserveRequest, Resources, WorkloadSpec
 from protocols.errors import Infeasible, PortFailed, UserError, WorkerLost
 from protocols.messages import PayloadRef, WorkerId
@@ -22,7 +23,6 @@ from protocols.sections import Section, Site
 from tests.support.hosted import running
 from tests.support.pids import Watched
 from tests.support.probe import KIND, asking, told
-from tests.support.ray_clusters import RayCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real_time, pytest.mark.timeout(240)]
 
@@ -133,9 +133,9 @@ async def test_an_object_ends_with_the_process_that_put_it_and_the_store_says_so
         await made.payloads.put(ref, {"x": b"1"})
         assert await made.payloads.get(ref) == {"x": b"1"}
         holder = ray.remote(_Holder).remote()
-        (held,) = await holder.put.remote()
+        held = await holder.put.remote()
         ray.kill(holder)
-        await made.payloads._directory.keep.remote(ref, [held])  # pyright: ignore  # noqa: PGH003
+        await made.payloads._directory.keep.remote(ref, held)  # pyright: ignore  # noqa: PGH003
         with pytest.raises(WorkerLost, match="payload store"), anyio.fail_after(60):
             await _get_until_lost(made, ref)
 
@@ -146,8 +146,8 @@ async def _get_until_lost(made: Backend, ref: PayloadRef) -> None:
 
 
 class _Holder:
-    async def put(self) -> list[object]:
-        return [ray.put(Stored.of({"x": b"x" * 200_000}))]
+    async def put(self) -> Held:
+        return put_alone({"x": b"x" * 200_000})
 
 
 async def test_tensors_come_back_to_the_last_bit_from_the_store_itself(ray_cluster: RayCluster) -> None:
@@ -171,6 +171,31 @@ async def test_tensors_come_back_to_the_last_bit_from_the_store_itself(ray_clust
         assert got["w"].data_ptr() == again["w"].data_ptr(), "both lie where the store has them"
         await made.payloads.release("weights/")
         assert torch.equal(got["w"], weights["w"]), "whoever still reads keeps it"
+
+
+async def test_only_what_changed_is_put_again(ray_cluster: RayCluster) -> None:
+    """Adapters beside frozen parts: most of a model is as it was in the version before."""
+    torch = pytest.importorskip("torch")
+    weights = {
+        "frozen": torch.arange(1 << 20, dtype=torch.float32),
+        "moved": torch.ones(1 << 19),
+        "small": torch.ones(4),
+    }
+    first, second = (PayloadRef(owner=f"weights/{version}/", key="parameters") for version in (1, 2))
+    async with opened(ray_cluster) as made:
+        store = made.payloads
+        assert isinstance(store, RayPayloads)
+        await store.put(first, weights)
+        assert store.bytes_put == (1 << 22) + (1 << 21) + 16
+        changed = {**weights, "moved": weights["moved"].clone()}
+        changed["moved"][7] = 2.0
+        await store.put(second, changed)
+        assert store.bytes_put == (1 << 22) + 2 * (1 << 21) + 16
+        before = (await store.get(first))["frozen"]
+        await store.release("weights/1/")
+        got = await store.get(second)
+        assert all(torch.equal(got[name], one) for name, one in changed.items())
+        assert got["frozen"].data_ptr() == before.data_ptr(), "it is the object that it was"
 
 
 async def test_where_nobody_answers_is_told_at_once() -> None:

@@ -1,0 +1,279 @@
+"""What does the backend on Ray cost beside Ray itself, and beside a run as one writes it by hand?
+
+On a cluster of this machine, in alternating rounds, medians of which are compared:
+
+- ``hop_vs_bare``: a call to a worker through ``LauncherPort.call`` over a call to a bare async actor that answers what
+  it was given; in the table also with a deadline around it. Goals: 1.1 and 1.15.
+- ``publish_vs_put``: one ``ray.put`` of 256 MiB and four ``ray.get``, over staging as much through ``PayloadPort`` and
+  loading it into four engines that compute nothing. Goal: at least 0.8.
+- ``vs_ray_actors_0``, ``vs_ray_actors_1``: samples per second of the small job with the controller, over those of
+  ``benchmarks/_ray_peer.py``: the same engine, trainer and batch behind two actors, at ``max_age`` 0 and 1 (there the
+  next batch is generated while one is trained).
+- ``failover_s``: from the kill of a node, with a rank, an engine and the staged weights, to the next trained step,
+  which comes after the first new rollout.
+
+Beside these the table has the small job on the three backends: samples per second, and the processor time that the
+controller's own process spends on a group (in process that is everything, so it is left out).
+
+    python -m benchmarks.bench_ray [--rounds 3] [--only hop,publish,jobs,failover]
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch, and for every process of the cluster
+
+import anyio
+import ray
+import structlog
+from rich.console import Console
+from rich.table import Table
+
+from backends import ray as backend
+from backends.ray.session import open_session
+from benchmarks._ray_bulk import SIZE_BYTES, BareEngine, BareTrainer
+from benchmarks._ray_cluster import RayCluster, open_cluster
+from benchmarks._ray_peer import RolloutManager, TrainGroup
+from benchmarks.ray_drill import DRILLS, JOB, Steps, drill
+from conductor import Conductor, load_config
+from conductor.config import RunConfig
+from conductor.fleet.group import spec_of
+from conductor.fleet.planned import read_plan
+from conductor.validation import site_of
+from protocols.backend import Backend, WorkloadSpec
+from protocols.messages import WorkerId
+from protocols.sections import Section, Site
+from protocols.training import StageRequest
+
+CALLS = 300
+STORE = 2 << 30
+STEPS, UNCOUNTED = 8, 2
+SMALL = (
+    f"steps={STEPS}",
+    "batch_groups=8",
+    "group_size=8",
+    "filter.equal_rewards=keep",
+    "reward.cheap=true",
+    "engine.threads=1",
+    "train.threads=1",
+    "checkpoint.every=0",
+)
+TRAINER = WorkerId("train/0")
+ENGINES = tuple(WorkerId(f"engine/{number}") for number in range(4))
+Rows = dict[str, list[float]]
+
+
+async def seconds_of(act: Callable[[], Awaitable[object]]) -> float:
+    """Return how long something takes."""
+    began = time.perf_counter()
+    await act()
+    return time.perf_counter() - began
+
+
+async def measure_hop(made: Backend, rounds: int) -> Rows:
+    """Return the seconds of a call, of each kind and round."""
+    await made.launcher.launch(_spec(ENGINES[0], "engine", "benchmarks._ray_bulk:ENGINE"))
+    bare: Any = ray.remote(BareEngine).options(num_cpus=0).remote()
+
+    async def with_deadline() -> None:
+        with anyio.fail_after(60):
+            await made.launcher.call(ENGINES[0], "status", ())
+
+    async def repeated(act: Callable[[], Awaitable[object]]) -> None:
+        for _ in range(CALLS):
+            await act()
+
+    async def bare_call() -> None:
+        await bare.status.remote(b"x" * 64)
+
+    acts = {"bare": bare_call, "port": lambda: made.launcher.call(ENGINES[0], "status", ()), "deadline": with_deadline}
+    found = await _alternating({name: partial(repeated, act) for name, act in acts.items()}, rounds)
+    await made.launcher.kill(ENGINES[0])
+    ray.kill(bare)
+    return {name: [one / CALLS for one in many] for name, many in found.items()}
+
+
+async def measure_publish(made: Backend, rounds: int) -> Rows:
+    """Return the seconds of a publish, of each kind and round."""
+    await made.launcher.launch(_spec(TRAINER, "train", "benchmarks._ray_bulk:TRAINER"))
+    for name in ENGINES:
+        await made.launcher.launch(_spec(name, "engine", "benchmarks._ray_bulk:ENGINE"))
+    putter: Any = ray.remote(BareTrainer).options(num_cpus=0).remote()
+    getters: list[Any] = [ray.remote(BareEngine).options(num_cpus=0).remote() for _ in ENGINES]
+
+    async def bare() -> None:
+        (held,) = await putter.put.remote()
+        async with anyio.create_task_group() as tasks:
+            for getter in getters:
+                tasks.start_soon(_awaited, getter.get.remote([held]))
+
+    async def ports() -> None:
+        request = StageRequest(owner="weights/", exclusive=False)
+        manifest = await made.launcher.call(TRAINER, "stage_weights", (request,))
+        async with anyio.create_task_group() as tasks:
+            for name in ENGINES:
+                tasks.start_soon(made.launcher.call, name, "load_weights", (manifest,))
+        await made.payloads.release("weights/")
+
+    found = await _alternating({"bare": bare, "port": ports}, rounds)
+    for name in (TRAINER, *ENGINES):
+        await made.launcher.kill(name)
+    for actor in (putter, *getters):
+        ray.kill(actor)
+    return found
+
+
+async def _awaited(ref: Any) -> None:
+    await ref
+
+
+async def _alternating(acts: dict[str, Callable[[], Awaitable[object]]], rounds: int) -> Rows:
+    """Do each once for nothing, then all in turn, again and again."""
+    for act in acts.values():
+        await act()
+    found: Rows = {name: [] for name in acts}
+    for _ in range(rounds):
+        for name, act in acts.items():
+            gc.collect()
+            found[name].append(await seconds_of(act))
+    return found
+
+
+def _spec(worker: WorkerId, section: str, kind: str) -> WorkloadSpec:
+    site = Site(job_dir=str(Path.cwd()))
+    return WorkloadSpec(worker_id=worker, section=section, adapter=Section(kind=kind), site=site, reservation_id=worker)
+
+
+def job(run_dir: Path, max_age: int, *overrides: str) -> RunConfig:
+    """Return the small job."""
+    return load_config(JOB, overrides=[*SMALL, f"max_age={max_age}", *overrides], run_dir=str(run_dir))
+
+
+async def conducted(cfg: RunConfig) -> tuple[float, float]:
+    """Run a job; returns its samples per second, and the controller's processor time for a group, in seconds."""
+    steps = Steps()
+    began = time.process_time()
+    await Conductor.run(cfg, observer=steps)
+    spent = time.process_time() - began
+    return _rate(cfg, steps.at), spent / (cfg.steps * cfg.batch_groups)
+
+
+def _rate(cfg: RunConfig, at: list[float]) -> float:
+    samples = (len(at) - 1 - UNCOUNTED) * cfg.batch_groups * cfg.group_size
+    return samples / (at[-1] - at[UNCOUNTED])
+
+
+async def by_hand(cfg: RunConfig, address: str) -> float:
+    """Run the job without the controller, by the plan that a run with it has left; returns its samples per second."""
+    plan = read_plan(Path(cfg.run_dir or "") / "plan.json")
+    specs = {vertex.section: spec_of(vertex, site_of(cfg)) for vertex in plan.vertices}
+    at: list[float] = []
+    with open_session(backend.Config(address=address)):
+        manager: Any = ray.remote(RolloutManager).options(num_cpus=0).remote(cfg, specs)
+        group: Any = ray.remote(TrainGroup).options(num_cpus=0).remote(cfg, specs["train"])
+        served = [manager.serve.remote(), group.serve.remote()]
+        await manager.ready.remote()
+        await group.ready.remote()
+        await manager.load.remote(0, group.weights.remote())
+        batch = manager.rollouts.remote()
+        for step in range(cfg.steps):
+            ahead = manager.rollouts.remote() if cfg.max_age and step + 1 < cfg.steps else None
+            version = await group.step.remote(batch)
+            if ahead is not None:
+                await _there(ahead)
+            await manager.load.remote(version, group.weights.remote())
+            at.append(time.monotonic())
+            batch = ahead if ahead is not None else manager.rollouts.remote()
+        for actor in (manager, group):
+            await actor.close.remote()
+        for ref in served:
+            await ref
+    return _rate(cfg, at)
+
+
+async def _there(ref: Any) -> None:
+    """Wait until an object is there, without fetching it."""
+    await anyio.to_thread.run_sync(partial(ray.wait, [ref], fetch_local=False))
+
+
+def measure_jobs(cluster: RayCluster, rounds: int, folder: Path) -> tuple[Rows, Rows]:
+    """Return samples per second and controller seconds for a group, of each kind and round."""
+    rates: Rows = {}
+    spent: Rows = {}
+    on_ray = ("backend.kind=ray", f"backend.address={cluster.address}")
+    for number in range(rounds):
+        for max_age in (0, 1):
+            cfg = job(folder / f"ray-{max_age}-{number}", max_age, *on_ray)
+            jobs = {"ray": cfg}
+            for kind in ("inproc", "processes") if max_age else ():
+                jobs[kind] = job(folder / f"{kind}-{number}", max_age, f"backend.kind={kind}")
+            for kind, one in jobs.items():
+                rate, group_s = anyio.run(conducted, one)
+                rates.setdefault(f"{kind} {max_age}", []).append(rate)
+                spent.setdefault(f"{kind} {max_age}", []).append(group_s)
+            rates.setdefault(f"by hand {max_age}", []).append(anyio.run(by_hand, cfg, cluster.address))
+    return rates, spent
+
+
+async def _over(address: str, measure: Callable[[Backend, int], Awaitable[Rows]], rounds: int) -> Rows:
+    async with backend.open(backend.Config(address=address), Site(job_dir="/")) as made:
+        return await measure(made, rounds)
+
+
+def main(rounds: int, only: set[str]) -> None:
+    """Measure and print."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    table = Table("what", "took", "beside", title=f"medians of {rounds} rounds", title_justify="left")
+    last: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name, open_cluster(nodes=1, cpus=4, store=STORE) as cluster:
+        if "hop" in only:
+            hop = _medians(anyio.run(_over, cluster.address, measure_hop, rounds))
+            last["hop_vs_bare"] = hop["port"] / hop["bare"]
+            table.add_row("a call to a bare actor", f"{hop['bare'] * 1e3:.3f} ms", "")
+            table.add_row("a call through the port", f"{hop['port'] * 1e3:.3f} ms", f"{last['hop_vs_bare']:.3f} x")
+            with_deadline = hop["deadline"] / hop["bare"]
+            table.add_row("with a deadline", f"{hop['deadline'] * 1e3:.3f} ms", f"{with_deadline:.3f} x")
+        if "publish" in only:
+            publish = _medians(anyio.run(_over, cluster.address, measure_publish, rounds))
+            last["publish_vs_put"] = publish["bare"] / publish["port"]
+            size = f"{SIZE_BYTES >> 20} MiB"
+            table.add_row(f"one put and 4 gets of {size}", f"{publish['bare']:.3f} s", "")
+            table.add_row(
+                f"a publish of {size} to 4", f"{publish['port']:.3f} s", f"{last['publish_vs_put']:.3f} of it"
+            )
+        if "jobs" in only:
+            rates, spent = measure_jobs(cluster, rounds, Path(name))
+            found, group_s = _medians(rates), _medians(spent)
+            for kind, rate in found.items():
+                cost = f"{group_s[kind] * 1e3:.2f} ms a group" if kind in group_s and "inproc" not in kind else ""
+                table.add_row(f"the job, {kind}", f"{rate:.0f} samples/s", cost)
+            for max_age in (0, 1):
+                last[f"vs_ray_actors_{max_age}"] = found[f"ray {max_age}"] / found[f"by hand {max_age}"]
+        if "failover" in only:
+            outcomes = [anyio.run(drill, DRILLS["bundle"], cluster, Path(name) / f"drill-{n}") for n in range(rounds)]
+            last["failover_s"] = statistics.median(one.still_s for one in outcomes)
+            restart_s = statistics.median(one.restart_s for one in outcomes)
+            table.add_row("a node is lost", f"{last['failover_s']:.1f} s", f"the restart: {restart_s:.1f} s")
+    Console(width=100).print(table)
+    print(json.dumps({key: round(value, 3) for key, value in last.items()}))
+
+
+def _medians(rows: Rows) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in rows.items()}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="hop,publish,jobs,failover")
+    given = parser.parse_args()
+    main(given.rounds, set(given.only.split(",")))
