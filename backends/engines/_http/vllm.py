@@ -144,8 +144,8 @@ class VllmDialect:
         await self._connection.post("/abort_requests", {"request_ids": [_NAMED + name for name in request_ids]})
 
     async def pause(self) -> None:
-        """Pause, keeping requests and their cache."""
-        await self._connection.post("/pause?mode=keep", {})
+        """Pause, keeping requests and their cache; unless told, it drops that, and the next weights compute it anew."""
+        await self._connection.post("/pause?mode=keep&clear_cache=false", {})
 
     async def resume(self) -> None:
         """Resume."""
