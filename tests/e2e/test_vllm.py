@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Generator
-from pathlib import Path
 
 import anyio
 import msgspec
@@ -24,14 +23,18 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def url() -> Generator[str]:
-    """One server for all: each test attaches anew, and finds there what the one before left."""
+@pytest.fixture(scope="module", autouse=True)
+def found() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_PYTHON", os.environ["CONDUCTOR_VLLM"])
-        patch.setenv("CONDUCTOR_CACHE", str(Path(os.environ["CONDUCTOR_SMOLLM2"]).parent))
-        with running_server() as started:
-            yield started
+        yield
+
+
+@pytest.fixture(scope="module")
+def url(found: None) -> Generator[str]:
+    """One server for all: each test attaches anew, and finds there what the one before left."""
+    with running_server() as started:
+        yield started
 
 
 async def test_log_probabilities_are_those_of_transformers(url: str) -> None:
@@ -120,3 +123,16 @@ async def test_a_tied_head_that_a_reload_leaves_behind_is_found(url: str) -> Non
     async with attached(url, trained, reload="reload_weights") as (engine, _):
         with pytest.raises(Transient, match="accepted version 1 and does not hold it"):
             await engine.load_weights(await trained.manifest(1, change=0.05))
+
+
+async def test_adapters_are_swapped_beside_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue G: the server is given a few matrices, and its log-probabilities are those of the model with them."""
+    pytest.importorskip("peft")
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+    trained = Trained(rank=8)
+    with running_server("--enable-lora", "--max-lora-rank", "8") as url:
+        async with attached(url, trained) as (engine, _):
+            for version, change in ((0, 0.0), (1, 1.0), (2, 1.0)):
+                await engine.load_weights(await trained.manifest(version, change=change))
+                found = await engine.generate(asks(f"p.1/L{version}/0/"))
+                assert max(trained.distance(one) for one in found.completions) < CLOSE

@@ -8,11 +8,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import torch
 from transformers import DynamicCache
 
+from backends.engines._http.adapters import lora_of
 from backends.engines._http.connection import Connection
 from backends.engines._http.dialect import Answered
 from backends.engines._http.engine import HttpEngine
@@ -34,11 +36,15 @@ START_S = 600.0
 
 
 class Trained:
-    """A model that changes, in the place of a trainer; it remembers all that it was."""
+    """A model that changes, in the place of a trainer; it remembers all that it was.
 
-    def __init__(self) -> None:
-        path = {"path": os.environ["CONDUCTOR_SMOLLM2"]}
-        self.site = Site(job_dir=str(EXAMPLE), model=Section(kind="pretrained", options=path))
+    Args:
+        lora: Options of the adapters that change; without them the whole model does.
+    """
+
+    def __init__(self, **lora: Any) -> None:
+        options = {"path": os.environ["CONDUCTOR_SMOLLM2"]} | ({"lora": lora} if lora else {})
+        self.site = Site(job_dir=str(EXAMPLE), model=Section(kind="pretrained", options=options))
         self.payloads = ScriptedPayloads()
         self._module = load_module(self.site)
         self._generator = torch.Generator().manual_seed(0)
@@ -51,7 +57,8 @@ class Trained:
         own = named_weights(self._module)
         for tensor in own.values():
             noise = torch.randn(tensor.shape, generator=self._generator)
-            tensor.add_(noise * change * tensor.abs().mean())
+            size = tensor.abs().mean() if tensor.any() else 0.01  # half of all adapters begin as zeros
+            tensor.add_(noise * change * size)
         payload = PayloadRef(owner=f"weights/{version}", key="parameters")
         weights = {name: tensor.clone() for name, tensor in own.items()}
         self._staged[version] = weights
@@ -90,12 +97,12 @@ class Trained:
 
 
 @contextmanager
-def running_server(*, model: str | None = None) -> Generator[str]:
+def running_server(*options: str) -> Generator[str]:
     """Start a server with the example's script; gives its URL once it is well, and ends it and all that it started."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
-    command = [str(SERVE), port] if model is None else [str(SERVE), port, model]
+    command = [str(SERVE), port, os.environ["CONDUCTOR_SMOLLM2"], *options]
     with subprocess.Popen(command, start_new_session=True) as server:  # noqa: S603 - our own
         try:
             yield _well(server, f"http://127.0.0.1:{port}")
@@ -121,8 +128,8 @@ def _well(server: subprocess.Popen[bytes], url: str) -> str:
 class Overheard(VllmDialect):
     """Speaks to a server, and keeps what it answered, by request."""
 
-    def __init__(self, connection: Connection, reload: str) -> None:
-        super().__init__(connection, "raw", reload)
+    def __init__(self, connection: Connection, reload: str, *, adapters: bool) -> None:
+        super().__init__(connection, "raw", reload, adapters=adapters)
         self.answers: dict[str, Answered] = {}
 
     async def generate(
@@ -142,7 +149,7 @@ async def attached(
     speaks: list[Overheard] = []
 
     def speak(connection: Connection) -> Overheard:
-        speaks.append(Overheard(connection, reload))
+        speaks.append(Overheard(connection, reload, adapters=lora_of(trained.site) is not None))
         return speaks[-1]
 
     host = Host(site=trained.site, payloads=trained.payloads)
