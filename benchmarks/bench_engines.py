@@ -107,10 +107,10 @@ class Weights:
         )
 
 
-def prompts_of(count: int, seed: int) -> list[list[int]]:
+def prompts_of(count: int, seed: int, vocabulary: int) -> list[list[int]]:
     """Return prompts that nobody has seen before, so that no cache knows them."""
     rng = random.Random(seed)
-    return [[rng.randrange(1000, 40_000) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
+    return [[rng.randrange(vocabulary) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
 
 
 def with_engine(engine: EnginePort, tokens: int) -> Generate:
@@ -194,12 +194,12 @@ async def timed(call: Awaitable[Any]) -> float:
     return time.perf_counter() - began
 
 
-async def tokens_per_s(sides: dict[str, Generate], effort: Effort) -> dict[str, dict[int, float]]:
+async def tokens_per_s(sides: dict[str, Generate], effort: Effort, vocabulary: int) -> dict[str, dict[int, float]]:
     """Let the sides take turns; return the medians by side and number of requests."""
     took: dict[str, dict[int, list[float]]] = {name: {count: [] for count in COUNTS} for name in sides}
     for turn, count in itertools.product(range(effort.rounds + 1), reversed(COUNTS)):  # caches are sized by the first
         for name, generate in sides.items():
-            seconds = await timed(generate(prompts_of(count, 100 * turn + count)))
+            seconds = await timed(generate(prompts_of(count, 100 * turn + count, vocabulary)))
             if turn > 0:  # the first is for warming up
                 took[name][count].append(seconds)
     return {
@@ -246,7 +246,7 @@ async def measure(model: Path, effort: Effort, *, has_vllm: bool) -> None:
         sides = {name: with_engine(engine, effort.tokens) for name, engine in engines.items()}
         sides[GENERATE] = with_generate(weights.module, effort.tokens)
         sides[CONTINUOUS] = with_continuous_batching(weights.module, effort.tokens)
-        speeds = await tokens_per_s(sides, effort)
+        speeds = await tokens_per_s(sides, effort, weights.module.config.vocab_size)
         published, copied = await publish_s({name: engines[name] for name in engines if name != OWN}, weights, effort)
     show(speeds, published, copied)
 
