@@ -23,15 +23,8 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def found() -> Generator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_PYTHON", os.environ["CONDUCTOR_VLLM"])
-        yield
-
-
 @pytest.fixture(scope="module")
-def url(found: None) -> Generator[str]:
+def url() -> Generator[str]:
     """One server for all: each test attaches anew, and finds there what the one before left."""
     with running_server() as started:
         yield started
@@ -125,12 +118,11 @@ async def test_a_tied_head_that_a_reload_leaves_behind_is_found(url: str) -> Non
             await engine.load_weights(await trained.manifest(1, change=0.05))
 
 
-async def test_adapters_are_swapped_beside_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_adapters_are_swapped_beside_the_model() -> None:
     """Issue G: the server is given a few matrices, and its log-probabilities are those of the model with them."""
     pytest.importorskip("peft")
-    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     trained = Trained(rank=8)
-    with running_server("--enable-lora", "--max-lora-rank", "8") as url:
+    with running_server("--enable-lora", "--max-lora-rank", "8", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1") as url:
         async with attached(url, trained) as (engine, _):
             for version, change in ((0, 0.0), (1, 1.0), (2, 1.0)):
                 await engine.load_weights(await trained.manifest(version, change=change))

@@ -21,7 +21,7 @@ from backends.engines._http.engine import HttpEngine
 from backends.engines._http.opening import ServerOptions
 from backends.engines._http.server import open_server_engine
 from backends.engines._http.vllm import VllmDialect
-from backends.models.loading import load_module, named_weights
+from backends.models.loading import load_module, load_tokenizer, named_weights
 from backends.sim.payloads import ScriptedPayloads
 from backends.trainers.torch.probe import probe_of
 from protocols.adapters import Host
@@ -96,14 +96,23 @@ class Trained:
             tensor.copy_(self._staged[version][name])
 
 
+def save_model(section: Section, folder: Path) -> str:
+    """Write a model of the job for servers to start with; returns the folder."""
+    site = Site(job_dir="/", seed=3, model=section)
+    load_module(site).save_pretrained(folder)
+    load_tokenizer(site).save(folder)
+    return str(folder)
+
+
 @contextmanager
-def running_server(*options: str) -> Generator[str]:
+def running_server(*options: str, model: str | None = None, **environment: str) -> Generator[str]:
     """Start a server with the example's script; gives its URL once it is well, and ends it and all that it started."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
-    command = [str(SERVE), port, os.environ["CONDUCTOR_SMOLLM2"], *options]
-    with subprocess.Popen(command, start_new_session=True) as server:  # noqa: S603 - our own
+    command = [str(SERVE), port, model or os.environ["CONDUCTOR_SMOLLM2"], *options]
+    environment |= {**os.environ, "VLLM_PYTHON": os.environ["CONDUCTOR_VLLM"]}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as server:  # noqa: S603 - our own
         try:
             yield _well(server, f"http://127.0.0.1:{port}")
         finally:
