@@ -59,7 +59,7 @@ smollm2-full: $(SMOLLM2)
 vllm: .venv-vllm/.installed
 
 test-vllm: .venv-vllm/.installed $(SMOLLM2) $(VENV)/.test-extras
-	CONDUCTOR_VLLM=$(abspath .venv-vllm/bin/python) CONDUCTOR_SMOLLM2=$(SMOLLM2) $(BIN)/pytest tests/e2e/test_vllm.py tests/e2e/test_vllm_runs.py
+	CONDUCTOR_VLLM=$(abspath .venv-vllm/bin/python) CONDUCTOR_SMOLLM2=$(SMOLLM2) $(BIN)/pytest tests/e2e/test_vllm.py tests/e2e/test_vllm_runs.py tests/contract/test_engine.py -k vllm
 
 # what users put before several servers; their web frameworks are nothing of ours
 .venv-routers/.installed:

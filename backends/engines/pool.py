@@ -13,9 +13,9 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from backends.engines._keepers import Keepers
-from backends.engines._loads import Loads
 from backends.engines._member import Member
 from backends.engines._renewal import Renewer
+from backends.engines._routing import Routing
 from protocols.aio import deadline, open_tasks, owned
 from protocols.errors import Aborted, ConductorError, EngineStale, Stalled, Transient, WorkerLost
 from protocols.inference import (
@@ -45,7 +45,7 @@ class _Waiting:
 
 
 class EnginePool:
-    """Sends each request to the member with the fewest samples among those that serve confirmed weights.
+    """Sends each request to one of the members that serve confirmed weights, as ``Routing`` chooses.
 
     A publish says which weights are wanted. Each member has a keeper, a task that lets it serve them: at the publish;
     again, after growing pauses, while that fails; and alone, when it is lost and found or turns out to serve none. A
@@ -73,7 +73,7 @@ class EnginePool:
         publish_s: float = 60.0,
     ) -> None:
         self._members = [Member(name, engine) for name, engine in engines.items()]
-        self._loads = Loads(self._members)
+        self._routing = Routing(self._members)
         self._answer_s = answer_s
         self._publish_s = publish_s
         self._renewer = Renewer(mode=mode, answer_s=answer_s, load_s=publish_s / 2, paused=lambda: self._paused)
@@ -119,9 +119,10 @@ class EnginePool:
             Stalled: No member served for ``publish_s``.
         """
         for _ in tuple(self._members):
-            member = self._free() or await self._awaited(request)
+            member = self._free(request) or await self._awaited(request)
             call = anyio.CancelScope()
-            self._begin(member, call, len(request.samples))
+            member.calls[call] = None
+            self._routing.begin(member, request)
             try:
                 with call:
                     generation = await member.engine.generate(request)
@@ -132,7 +133,8 @@ class EnginePool:
             except EngineStale:
                 member.stale()
             finally:
-                self._end(member, call, len(request.samples))
+                del member.calls[call]
+                self._routing.end(member, request)
             if call.cancelled_caught:
                 raise WorkerLost(worker=member.name, cause="it was too slow to let newer weights in")
         await checkpoint()
@@ -252,7 +254,7 @@ class EnginePool:
         for name, engine in engines.items():
             member = Member(name, engine, lost=True)
             self._members.append(member)
-            self._loads.add(member)
+            self._routing.add(member)
             self._keepers.keep(member)
 
     async def drain(self, workers: Collection[WorkerId], *, within_s: float) -> None:
@@ -282,7 +284,7 @@ class EnginePool:
         """Let go of engines that have ended."""
         for member in [member for member in self._members if member.name in workers]:
             self._members.remove(member)
-            self._loads.remove(member)
+            self._routing.remove(member)
             self._keepers.release(member)
 
     def start(self, tasks: TaskGroup) -> None:
@@ -313,13 +315,9 @@ class EnginePool:
                 tasks.start_soon(one, member, name=f"{what} on {member.name}")
         return failures
 
-    def _free(self) -> Member | None:
-        """Return the least loaded member that serves; None where none does, or the pool is paused."""
-        if not self._paused:
-            for member in self._loads:
-                if member.confirmed is not None and not member.leaving:
-                    return member
-        return None
+    def _free(self, request: GenerateRequest) -> Member | None:
+        """Return who is to work on a request; None where nobody serves, or the pool is paused."""
+        return None if self._paused else self._routing.choose(request)
 
     async def _awaited(self, request: GenerateRequest) -> Member:
         """Wait until a member serves and the pool is not paused; return the one that is to work on a request.
@@ -328,7 +326,7 @@ class EnginePool:
         """
         await checkpoint()
         since = anyio.current_time()
-        while (member := self._free()) is None:
+        while (member := self._free(request)) is None:
             if self._paused:
                 await self._wait(request, math.inf)
                 since = anyio.current_time()
@@ -357,18 +355,6 @@ class EnginePool:
             del self._waiting[waiting]
         if waiting.aborted is not None:
             raise Aborted(prefix=waiting.aborted)
-
-    def _begin(self, member: Member, call: anyio.CancelScope, samples: int) -> None:
-        """Count a request to a member's, which may cut it."""
-        member.calls[call] = None
-        member.samples += samples
-        self._loads.put(member, member.samples)
-
-    def _end(self, member: Member, call: anyio.CancelScope, samples: int) -> None:
-        """Take note that a request is over, however it ended."""
-        del member.calls[call]
-        member.left(samples)
-        self._loads.put(member, member.samples)
 
     def _names(self, chosen: Callable[[Member], bool]) -> frozenset[WorkerId]:
         return frozenset(member.name for member in self._members if chosen(member))

@@ -31,7 +31,7 @@ class Config(ServerOptions, frozen=True, kw_only=True):
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
     """Return what is wrong with the options, without asking the server."""
-    return check_options(cfg, site, kind="vllm")
+    return check_options(cfg, site, kind="vllm", takes_adapters=True)
 
 
 @asynccontextmanager
@@ -41,10 +41,12 @@ async def open(cfg: Config, host: Host) -> AsyncGenerator[EnginePort]:  # noqa: 
     Raises:
         ConductorError: As ``open_server_engine`` does.
     """
+    from backends.engines._http.adapters import lora_of  # noqa: PLC0415 - as below
     from backends.engines._http.server import open_server_engine  # noqa: PLC0415 - httpx2 is an extra
     from backends.engines._http.vllm import VllmDialect  # noqa: PLC0415 - as above
 
+    adapters = lora_of(host.site) is not None
     async with open_server_engine(
-        cfg, host, lambda connection: VllmDialect(connection, cfg.logprobs, cfg.reload)
+        cfg, host, lambda connection: VllmDialect(connection, cfg.logprobs, cfg.reload, adapters=adapters)
     ) as engine:
         yield engine

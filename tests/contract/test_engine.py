@@ -1,7 +1,7 @@
 """What every engine keeps to, in process and with each of its messages encoded and decoded."""
 
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -29,6 +29,21 @@ from tests.support.wired import wired
 
 CONTEXT = 64
 STOP = 11
+VLLM_MODEL = Section(
+    kind="scratch",
+    options={
+        "architecture": "llama",
+        "config": {
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,  # of 32 each, the smallest that vLLM has on a CPU
+            "max_position_embeddings": CONTEXT,
+        },
+        "vocabulary": "0123456789+.",
+        "end": ".",
+    },
+)
 OpenEngine = Callable[[], AbstractAsyncContextManager[EnginePort]]
 """An engine whose payload store holds weights for every manifest that ``weights`` makes."""
 
@@ -70,11 +85,35 @@ _vllm = partial(_over_http, "vllm")
 _sglang = partial(_over_http, "sglang")
 _routed_vllm = partial(_over_http, "vllm", servers=2)
 _routed_sglang = partial(_over_http, "sglang", servers=2)
+real = [
+    pytest.mark.real_time,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif("CONDUCTOR_VLLM" not in os.environ, reason="make test-vllm prepares a server"),
+]
 routed = [
     pytest.mark.real_time,
     pytest.mark.slow,
     pytest.mark.skipif("CONDUCTOR_ROUTERS" not in os.environ, reason="make test-routers installs the routers"),
 ]
+
+
+@asynccontextmanager
+async def _real_vllm(url: str) -> AsyncGenerator[EnginePort]:
+    host = Host(site=site(VLLM_MODEL), payloads=await _published(VLLM_MODEL))
+    adapter = resolve("engine", "vllm")
+    async with adapter.open(adapter.Config(urls=(url,)), host) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """One server for all tests: each attaches anew."""
+    from tests.support.vllm_servers import running_server, save_model  # noqa: PLC0415 - torch is heavy
+
+    model = save_model(VLLM_MODEL, tmp_path_factory.mktemp("model"))
+    with running_server("--max-model-len", str(CONTEXT), model=model) as url:
+        yield url
 
 
 @asynccontextmanager
@@ -95,6 +134,7 @@ async def _simulated() -> AsyncGenerator[EnginePort]:
         pytest.param(wired(EnginePort, _vllm), id="vllm-wired", marks=pytest.mark.real_time),
         pytest.param(_sglang, id="sglang", marks=pytest.mark.real_time),
         pytest.param(wired(EnginePort, _sglang), id="sglang-wired", marks=pytest.mark.real_time),
+        pytest.param("vllm_url", id="vllm-server", marks=real),
         pytest.param(_routed_vllm, id="vllm-router", marks=routed),
         pytest.param(_routed_sglang, id="sglang-router", marks=routed),
         pytest.param(_scripted, id="scripted"),
@@ -104,6 +144,8 @@ async def _simulated() -> AsyncGenerator[EnginePort]:
     ]
 )
 def open_engine(request: pytest.FixtureRequest) -> OpenEngine:
+    if isinstance(request.param, str):
+        return partial(_real_vllm, request.getfixturevalue(request.param))
     return request.param
 
 

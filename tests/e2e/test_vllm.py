@@ -1,13 +1,14 @@
 """The engine over a real vLLM server with a real model: ``make test-vllm``. Skipped where there is none."""
 
+import math
 import os
 from collections.abc import Generator
-from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
 
+from backends.engines._http import engine as http_engine
 from backends.engines._http.connection import Connection, new_client
 from backends.engines._http.vllm import VllmDialect
 from protocols.errors import Aborted, ConductorError, Transient
@@ -27,11 +28,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def url() -> Generator[str]:
     """One server for all: each test attaches anew, and finds there what the one before left."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_PYTHON", os.environ["CONDUCTOR_VLLM"])
-        patch.setenv("CONDUCTOR_CACHE", str(Path(os.environ["CONDUCTOR_SMOLLM2"]).parent))
-        with running_server() as started:
-            yield started
+    with running_server() as started:
+        yield started
 
 
 async def test_log_probabilities_are_those_of_transformers(url: str) -> None:
@@ -74,8 +72,9 @@ async def test_spans_during_a_swap_are_the_servers_and_true(url: str) -> None:
         assert trained.distance(one) < CLOSE
 
 
-async def test_two_hundred_requests_aborted_by_prefix_leave_none(url: str) -> None:
-    """Issue G. The server's own count is asked for by a client that knows nothing of the engine."""
+async def test_two_hundred_requests_aborted_by_prefix_leave_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue G. The server's own count is asked for by a client that knows nothing of the engine; nobody hangs up."""
+    monkeypatch.setattr(http_engine, "HANG_UP_S", math.inf)
     trained = Trained()
     errors: list[ConductorError] = []
 
@@ -120,3 +119,15 @@ async def test_a_tied_head_that_a_reload_leaves_behind_is_found(url: str) -> Non
     async with attached(url, trained, reload="reload_weights") as (engine, _):
         with pytest.raises(Transient, match="accepted version 1 and does not hold it"):
             await engine.load_weights(await trained.manifest(1, change=0.05))
+
+
+async def test_adapters_are_swapped_beside_the_model() -> None:
+    """Issue G: the server is given a few matrices, and its log-probabilities are those of the model with them."""
+    pytest.importorskip("peft")
+    trained = Trained(rank=8)
+    with running_server("--enable-lora", "--max-lora-rank", "8", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1") as url:
+        async with attached(url, trained) as (engine, _):
+            for version, change in ((0, 0.0), (1, 1.0), (2, 1.0)):
+                await engine.load_weights(await trained.manifest(version, change=change))
+                found = await engine.generate(asks(f"p.1/L{version}/0/"))
+                assert max(trained.distance(one) for one in found.completions) < CLOSE

@@ -12,13 +12,12 @@ import pytest
 
 from backends.engines._http.connection import Connection, ServerRefused, new_client
 from backends.engines._http.vllm import VllmDialect
-from backends.models.loading import load_module, load_tokenizer
 from conductor import Conductor, RunResult, load_config
 from protocols.errors import WorkerLost
-from protocols.sections import Section, Site
+from protocols.sections import Section
 from tests.support.leftovers import in_session
 from tests.support.served_runs import job_over, run
-from tests.support.vllm_servers import EXAMPLE, SERVE
+from tests.support.vllm_servers import EXAMPLE, SERVE, save_model
 
 MODEL = """kind = "scratch"
 architecture = "llama"
@@ -53,10 +52,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_model(folder: Path) -> str:
     """Write the model for servers to start with, whose weights they exchange for the run's."""
     options = tomllib.loads(f"[model]\n{MODEL}")["model"]
-    site = Site(job_dir="/", model=Section(kind=options.pop("kind"), options=options))
-    load_module(site).save_pretrained(folder)
-    load_tokenizer(site).save(folder)
-    return str(folder)
+    return save_model(Section(kind=options.pop("kind"), options=options), folder)
 
 
 def engine_section(*command: str) -> str:

@@ -22,6 +22,7 @@ from protocols.adapters import Host
 from protocols.faults import parse_plan
 from protocols.inference import WeightsManifest
 from protocols.messages import PayloadRef, WeightVersion
+from protocols.sections import Section
 from tests.support.batches import GPT2, site
 
 KINDS = ("vllm", "sglang")
@@ -30,14 +31,16 @@ KINDS = ("vllm", "sglang")
 class Published:
     """A store with weights of several versions, each different, and what the trainer would say of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Section = GPT2) -> None:
+        self.site = site(model)
         self.payloads = ScriptedPayloads()
-        self._module = load_module(site())
+        self._module = load_module(self.site)
 
     async def manifest(self, version: int) -> WeightsManifest:
         """Store the weights of a version."""
         own = named_weights(self._module)
-        weights = {name: tensor * (1 + version / 4) for name, tensor in own.items()}
+        # adapters begin with a matrix of zeros
+        weights = {name: tensor * (1 + version / 4) + version / 100 for name, tensor in own.items()}
         kept = {name: tensor.clone() for name, tensor in own.items()}
         for name, tensor in own.items():
             tensor.copy_(weights[name])
@@ -52,11 +55,13 @@ class Published:
 
 
 @asynccontextmanager
-async def open_test_server(kind: str, *, faults: str = "", **options: Any) -> AsyncGenerator[str]:
-    """Serve the small model; gives the URL."""
+async def open_test_server(
+    kind: str, *, faults: str = "", model: Section = GPT2, **options: Any
+) -> AsyncGenerator[str]:
+    """Serve a small model; gives the URL."""
     plan = msgspec.to_builtins(parse_plan(faults))
     cfg = msgspec.convert({"protocol": kind, "faults": plan, **options}, ServerConfig)
-    async with open_server(cfg, GPT2, job_dir="/", seed=site().seed) as url:
+    async with open_server(cfg, model, job_dir="/", seed=site().seed) as url:
         yield url
 
 
@@ -70,7 +75,7 @@ async def open_attached(
     kind: str, url: str, published: Published, speak: type[Dialect] | None = None
 ) -> AsyncGenerator[HttpEngine]:
     """Open the engine over a server."""
-    host = Host(site=site(), payloads=published.payloads)
+    host = Host(site=published.site, payloads=published.payloads)
 
     def dialect(connection: Connection) -> Dialect:
         return dialect_of(kind, connection) if speak is None else speak(connection)  # pyright: ignore[reportCallIssue]

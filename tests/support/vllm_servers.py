@@ -8,18 +8,20 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import torch
 from transformers import DynamicCache
 
+from backends.engines._http.adapters import lora_of
 from backends.engines._http.connection import Connection
 from backends.engines._http.dialect import Answered
 from backends.engines._http.engine import HttpEngine
 from backends.engines._http.opening import ServerOptions
 from backends.engines._http.server import open_server_engine
 from backends.engines._http.vllm import VllmDialect
-from backends.models.loading import load_module, named_weights
+from backends.models.loading import load_module, load_tokenizer, named_weights
 from backends.sim.payloads import ScriptedPayloads
 from backends.trainers.torch.probe import probe_of
 from protocols.adapters import Host
@@ -34,11 +36,15 @@ START_S = 600.0
 
 
 class Trained:
-    """A model that changes, in the place of a trainer; it remembers all that it was."""
+    """A model that changes, in the place of a trainer; it remembers all that it was.
 
-    def __init__(self) -> None:
-        path = {"path": os.environ["CONDUCTOR_SMOLLM2"]}
-        self.site = Site(job_dir=str(EXAMPLE), model=Section(kind="pretrained", options=path))
+    Args:
+        lora: Options of the adapters that change; without them the whole model does.
+    """
+
+    def __init__(self, **lora: Any) -> None:
+        options = {"path": os.environ["CONDUCTOR_SMOLLM2"]} | ({"lora": lora} if lora else {})
+        self.site = Site(job_dir=str(EXAMPLE), model=Section(kind="pretrained", options=options))
         self.payloads = ScriptedPayloads()
         self._module = load_module(self.site)
         self._generator = torch.Generator().manual_seed(0)
@@ -51,7 +57,8 @@ class Trained:
         own = named_weights(self._module)
         for tensor in own.values():
             noise = torch.randn(tensor.shape, generator=self._generator)
-            tensor.add_(noise * change * tensor.abs().mean())
+            size = tensor.abs().mean() if tensor.any() else 0.01  # half of all adapters begin as zeros
+            tensor.add_(noise * change * size)
         payload = PayloadRef(owner=f"weights/{version}", key="parameters")
         weights = {name: tensor.clone() for name, tensor in own.items()}
         self._staged[version] = weights
@@ -89,14 +96,23 @@ class Trained:
             tensor.copy_(self._staged[version][name])
 
 
+def save_model(section: Section, folder: Path) -> str:
+    """Write a model of the job for servers to start with; returns the folder."""
+    site = Site(job_dir="/", seed=3, model=section)
+    load_module(site).save_pretrained(folder)
+    load_tokenizer(site).save(folder)
+    return str(folder)
+
+
 @contextmanager
-def running_server(*, model: str | None = None) -> Generator[str]:
+def running_server(*options: str, model: str | None = None, **environment: str) -> Generator[str]:
     """Start a server with the example's script; gives its URL once it is well, and ends it and all that it started."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
-    command = [str(SERVE), port] if model is None else [str(SERVE), port, model]
-    with subprocess.Popen(command, start_new_session=True) as server:  # noqa: S603 - our own
+    command = [str(SERVE), port, model or os.environ["CONDUCTOR_SMOLLM2"], *options]
+    environment |= {**os.environ, "VLLM_PYTHON": os.environ["CONDUCTOR_VLLM"]}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as server:  # noqa: S603 - our own
         try:
             yield _well(server, f"http://127.0.0.1:{port}")
         finally:
@@ -121,8 +137,8 @@ def _well(server: subprocess.Popen[bytes], url: str) -> str:
 class Overheard(VllmDialect):
     """Speaks to a server, and keeps what it answered, by request."""
 
-    def __init__(self, connection: Connection, reload: str) -> None:
-        super().__init__(connection, "raw", reload)
+    def __init__(self, connection: Connection, reload: str, *, adapters: bool) -> None:
+        super().__init__(connection, "raw", reload, adapters=adapters)
         self.answers: dict[str, Answered] = {}
 
     async def generate(
@@ -142,7 +158,7 @@ async def attached(
     speaks: list[Overheard] = []
 
     def speak(connection: Connection) -> Overheard:
-        speaks.append(Overheard(connection, reload))
+        speaks.append(Overheard(connection, reload, adapters=lora_of(trained.site) is not None))
         return speaks[-1]
 
     host = Host(site=trained.site, payloads=trained.payloads)

@@ -87,6 +87,10 @@ class Connection:
         """
         return self._decoded(await self._send("POST", path, msgspec.json.encode(body), before_again), reply)
 
+    async def tell(self, path: str, body: Any) -> None:
+        """Ask for something as ``post`` does; what is answered need be no JSON, and only says that it was done."""
+        await self._send("POST", path, msgspec.json.encode(body))
+
     async def _send(
         self,
         method: str,

@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 
+from backends.engines._http import adapters
+from backends.models.lora import LoraConfig
+
 SUMS = "sums.json"
 """CRC-32 of each file by name; a server that knows nothing of it passes it by."""
 
@@ -20,10 +23,12 @@ class WeightFiles:
 
     Args:
         root: Emptied first: what lies there is of an engine that is gone.
+        lora: Which adapters weights are; None: a whole model.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, lora: LoraConfig | None = None) -> None:
         self._root = root
+        self._lora = lora
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
 
@@ -43,8 +48,14 @@ class WeightFiles:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
-        save_file(tensors, aside / _FILE, metadata={"format": "pt"})
-        (aside / SUMS).write_bytes(msgspec.json.encode({_FILE: crc_of(aside / _FILE)}))
+        file = _FILE
+        if self._lora is not None:
+            file = adapters.FILE
+            described = adapters.description(self._lora, tensors)
+            (aside / adapters.DESCRIPTION).write_bytes(msgspec.json.encode(described))
+            tensors = {adapters.file_name(key): tensor for key, tensor in tensors.items()}
+        save_file(tensors, aside / file, metadata={"format": "pt"})
+        (aside / SUMS).write_bytes(msgspec.json.encode({file: crc_of(aside / file)}))
         aside.rename(folder)
         return folder
 

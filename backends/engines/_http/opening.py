@@ -34,7 +34,7 @@ class ServerOptions(Message, frozen=True, kw_only=True):
     probe_tolerance: Annotated[float, Meta(gt=0)] = 1e-3
 
 
-def check_options(cfg: ServerOptions, site: Site, *, kind: str) -> Sequence[Problem]:
+def check_options(cfg: ServerOptions, site: Site, *, kind: str, takes_adapters: bool) -> Sequence[Problem]:
     """Return what is wrong with the options, without asking a server."""
     problems = find_missing("httpx2", field="engine.kind", kind=kind, extra="http")
     if bool(cfg.urls) == bool(cfg.command):
@@ -51,8 +51,11 @@ def check_options(cfg: ServerOptions, site: Site, *, kind: str) -> Sequence[Prob
         if not cfg.urls:
             why, mend = "nobody knows which servers are behind it", "name them all in urls"
             problems.append(Problem(field="engine.router", value=repr(cfg.router), why=why, mend=mend))
-    if site.model is not None and site.model.options.get("lora") is not None:
-        why, mend = f"{kind} is given whole models, not adapters", "train without lora, or with engine.kind = 'torch'"
+    if not takes_adapters and site.model is not None and site.model.options.get("lora") is not None:
+        why, mend = (
+            f"{kind} is given whole models, not adapters",
+            "train without lora, or with engine.kind = 'vllm' or 'torch'",
+        )
         problems.append(Problem(field="model.lora", value=None, why=why, mend=mend))
     return problems
 

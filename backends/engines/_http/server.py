@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from backends.engines._http.adapters import lora_of
 from backends.engines._http.connection import Connection, ServerRefused, new_client
 from backends.engines._http.dialect import Dialect
 from backends.engines._http.engine import HttpEngine, open_engine
@@ -108,7 +109,7 @@ async def _weight_files(cfg: ServerOptions, host: Host, number: int) -> AsyncGen
     else:
         root = made = Path(tempfile.mkdtemp(prefix="conductor-weights-"))
     try:
-        files = await anyio.to_thread.run_sync(WeightFiles, root / f"engine-{number}")
+        files = await anyio.to_thread.run_sync(WeightFiles, root / f"engine-{number}", lora_of(host.site))
     except OSError as exc:
         raise UserError(f"weights cannot be written to {root}: {exc}") from exc
     try:

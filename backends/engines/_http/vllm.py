@@ -14,6 +14,9 @@ from protocols.inference import GenerateRequest, SampleRequest
 _NAMED = "generate-tokens-"
 """What the server puts before a request's id. An abort without it is answered as if it had ended something."""
 
+_ADAPTER = "conductor"
+"""What adapters are called as a model."""
+
 _GENERATE = "/inference/v1/generate"
 _GAUGE = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:{[^}]*})? ([0-9.e+]+)$", re.MULTILINE)
 
@@ -67,14 +70,21 @@ class VllmDialect:
         connection: To it.
         logprobs: What its log-probabilities are of: ``raw`` logits, or ``processed`` ones.
         reload: The method of its workers that loads weights.
+        adapters: Whether weights are adapters of the model that it was started with.
     """
 
     def __init__(
-        self, connection: Connection, logprobs: Literal["raw", "processed"], reload: str = "reload_weights"
+        self,
+        connection: Connection,
+        logprobs: Literal["raw", "processed"],
+        reload: str = "reload_weights",
+        *,
+        adapters: bool = False,
     ) -> None:
         self._connection = connection
         self._logprobs = logprobs
         self._reload = reload
+        self._named = {"model": _ADAPTER} if adapters else {}
 
     async def healthy(self) -> None:
         """Ask for its health."""
@@ -114,6 +124,7 @@ class VllmDialect:
         """Generate one sample."""
         drawn = request.sampling
         body = {
+            **self._named,
             "request_id": sample.request_id,
             "token_ids": request.prompt_ids,
             "cache_salt": salt,
@@ -144,8 +155,8 @@ class VllmDialect:
         await self._connection.post("/abort_requests", {"request_ids": [_NAMED + name for name in request_ids]})
 
     async def pause(self) -> None:
-        """Pause, keeping requests and their cache."""
-        await self._connection.post("/pause?mode=keep", {})
+        """Pause, keeping requests and their cache; unless told, it drops that, and the next weights compute it anew."""
+        await self._connection.post("/pause?mode=keep&clear_cache=false", {})
 
     async def resume(self) -> None:
         """Resume."""
@@ -154,14 +165,18 @@ class VllmDialect:
     async def publish(self, folder: str, label: str, loading: str) -> None:
         """Reload from a folder. The label follows by itself, so another one stands there in between."""
         await self._label(loading)
-        reload = {"method": self._reload, "kwargs": {"weights_path": folder}}
-        await self._connection.post("/collective_rpc", reload)
+        if self._named:
+            adapter = {"lora_name": _ADAPTER, "lora_path": folder, "load_inplace": True}
+            await self._connection.tell("/v1/load_lora_adapter", adapter)
+        else:
+            reload = {"method": self._reload, "kwargs": {"weights_path": folder}}
+            await self._connection.post("/collective_rpc", reload)
         await self._label(label)
 
     async def score(self, token_ids: Sequence[int]) -> Sequence[Scored]:
         """Have the tokens read as a prompt."""
         drawn = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
-        body = {"token_ids": token_ids, "sampling_params": drawn}
+        body = {**self._named, "token_ids": token_ids, "sampling_params": drawn}
         reply = await self._connection.post(_GENERATE, body, _Generated)
         told = (reply.prompt_logprobs or [])[1:]
         found = [one[str(token)].logprob for token, one in zip(token_ids[1:], told, strict=True) if one is not None]

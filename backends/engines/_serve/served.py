@@ -12,6 +12,7 @@ import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from backends.engines._http.adapters import module_name
 from backends.engines._http.files import SUMS, crc_of
 from backends.engines._serve.web import Refused
 from backends.engines.torch.engine import OnToken, TorchEngine
@@ -205,7 +206,7 @@ def read_weights(folder: Path, names: set[str]) -> dict[str, Any]:
     for file in sorted(folder.glob("*.safetensors")):
         if file.name in sums and sums[file.name] != crc_of(file):
             raise UserError(f"{file.name} is damaged")
-        found |= load_file(file)
+        found |= {module_name(name): tensor for name, tensor in load_file(file).items()}
     if missing := sorted(names - found.keys()):
         raise UserError(f"{missing[0]} and {len(missing) - 1} other tensors are missing")
     return {name: found[name].float() for name in names}

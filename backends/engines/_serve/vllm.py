@@ -61,6 +61,11 @@ class _Remote(Struct):
     kwargs: dict[str, str] = {}
 
 
+class _Adapter(Struct):
+    lora_name: str
+    lora_path: str
+
+
 class Vllm:
     """Answers vLLM's paths with an engine."""
 
@@ -82,6 +87,7 @@ class Vllm:
             ("POST", "/pause"): Route(self._pause, "pause"),
             ("POST", "/resume"): Route(self._resume, "resume"),
             ("POST", "/collective_rpc"): Route(self._remote, "load_weights"),
+            ("POST", "/v1/load_lora_adapter"): Route(self._load_adapter, "load_weights"),
             ("POST", "/update_weight_version"): Route(self._relabel),
             ("POST", "/reset_prefix_cache"): Route(self._reset_cache),
         }
@@ -130,6 +136,11 @@ class Vllm:
             raise Refused(HTTPStatus.BAD_REQUEST, "the one method is reload_weights, with a weights_path")
         await self._served.load(asked.kwargs["weights_path"])
         return as_json({"results": [None]})
+
+    async def _load_adapter(self, request: Request) -> Answer:
+        asked = request.read(_Adapter)
+        await self._served.load(asked.lora_path)
+        return Answer(kind="text/plain", body=f"Success: LoRA adapter '{asked.lora_name}' added successfully.".encode())
 
     async def _relabel(self, request: Request) -> Answer:
         label = request.read(_Label).new_version
