@@ -7,7 +7,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conductor.cli.main import main
+from conductor.review.lineage import sample_lineage
+from protocols.errors import UserError
 from tests.unit.cli.test_commands import JOB
+from tests.unit.review.test_shares import simulated
 
 pytestmark = pytest.mark.real_time  # the commands start a loop of their own
 
@@ -82,3 +85,13 @@ def test_a_mistake_is_told(what: str, folder: Path) -> None:
     done = invoke(*map(put, command.split()))
     assert done.exit_code == 2
     assert done.stdout + done.stderr == f"{put(text)}\n"
+
+
+def test_an_attempt_of_which_nothing_is_known_is_told() -> None:
+    """It was given up before it was graded; the answer says what became of it."""
+    told = simulated(0)
+    attempt = next(told.all_attempts())
+    attempt.receipt, attempt.fate = None, "aborted: engine_lost"
+    why = "attempt 0 of L0 was never graded, so nothing is known of it: aborted: engine_lost"
+    with pytest.raises(UserError, match=f"^{why}$"):
+        sample_lineage(told, "L0/0/0", "grpo")
