@@ -21,18 +21,18 @@ from protocols.messages import RegistrationKey
 from protocols.sections import Section
 
 CONTROLLER: tuple[tuple[str, type], ...] = (
-    ("The job", config.RunConfig),
-    ("[sampling]", Sampling),
-    ("[filter]", config.FilterConfig),
-    ("[checkpoint]", config.CheckpointConfig),
-    ("[evaluation]", config.EvaluationConfig),
-    ("[deadlines]", config.Deadlines),
-    ("[fleet]", config.FleetConfig),
-    ("[fleet.roles.NAME]", config.RoleConfig),
-    ("[fleet.roles.NAME.restarts]", Restarts),
-    ("[[fleet.collocate]]", config.CollocateConfig),
-    ("[fleet.queues.NAME]", config.QueueConfig),
-    ("[registration]", RegistrationKey),
+    ("At the top", config.RunConfig),
+    ("`[sampling]`", Sampling),
+    ("`[filter]`", config.FilterConfig),
+    ("`[checkpoint]`", config.CheckpointConfig),
+    ("`[evaluation]`", config.EvaluationConfig),
+    ("`[deadlines]`", config.Deadlines),
+    ("`[fleet]`", config.FleetConfig),
+    ("`[fleet.roles.NAME]`", config.RoleConfig),
+    ("`[fleet.roles.NAME.restarts]`", Restarts),
+    ("`[[fleet.collocate]]`", config.CollocateConfig),
+    ("`[fleet.queues.NAME]`", config.QueueConfig),
+    ("`[registration]`", RegistrationKey),
 )
 _KINDS = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "table"}
 _SPELLED = {"tracker": "[[trackers]]", "role": "[fleet.roles.NAME]"}
@@ -55,7 +55,7 @@ def fields_page() -> str:
         "Where a meaning says None, that is the field left out.",
     ]
     for title, kind in CONTROLLER:
-        lines += ["", f"## `{title}`", "", *table(kind)]
+        lines += ["", f"## {title}", "", *table(kind)]
     for section in ROOMS:
         for kind in known_kinds(section):
             lines += ["", f'## `{_SPELLED.get(section, f"[{section}]")}` `kind = "{kind}"`', ""]

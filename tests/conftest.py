@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from hypothesis import Phase, settings
 
 from backends.sim.virtual_time import VirtualTimeLoop
@@ -45,6 +46,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     callspec = getattr(item, "callspec", None)
     if callspec is not None and "_asyncio_loop_factory" in callspec.params:
         callspec.params["_asyncio_loop_factory"] = _factory_for(item)
+
+
+@pytest.fixture(autouse=True)
+def _structlog_as_it_was() -> Generator[None]:
+    """The command line configures structlog for its process, simulations keep it quiet; a test is not that process."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

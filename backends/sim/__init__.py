@@ -13,7 +13,7 @@ from functools import partial
 from backends.sim.settings import Config
 from backends.sim.virtual_time import VirtualTimeLoop
 from protocols.backend import Backend
-from protocols.errors import Problem, UserError
+from protocols.errors import ConfigError, Problem
 from protocols.sections import Site
 
 __all__ = ["BRINGS", "Config", "check", "loop_factory", "open"]
@@ -42,8 +42,8 @@ def check(cfg: Config, site: Site) -> Sequence[Problem]:
         problems.append(Problem(field="backend.kind", value="'sim'", why=why, mend=mend))
     try:
         World(cfg, site)
-    except UserError as exc:
-        problems.append(Problem(field="backend", value=None, why=exc.message, mend="see docs/simulation.md"))
+    except ConfigError as exc:
+        problems.extend(exc.problems)
     return problems
 
 

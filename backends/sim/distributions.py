@@ -56,7 +56,7 @@ def parse(text: str, measured: Callable[[Path], Sequence[float]]) -> Draw:
         case "lognormal", [sigma, mean_s]:
             return lognormal(sigma, mean_s=mean_s)
         case _:
-            raise UserError(f"{text!r} names no distribution: constant:SECONDS, lognormal:SIGMA, empirical:RUN_DIR")
+            raise UserError("it names no distribution: constant:SECONDS, lognormal:SIGMA, empirical:RUN_DIR")
 
 
 def constant(seconds: float) -> Draw:

@@ -1,8 +1,9 @@
 """One simulated world: scripted workloads under the real controller, the faults of a plan, what is seen of it."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,7 +23,7 @@ from backends.sim.trainer import ScriptedTrainer
 from backends.sim.workloads import SimGrader, SimTokenizer
 from protocols.aio import open_tasks
 from protocols.backend import Backend, PayloadPort, WorkloadSpec
-from protocols.errors import InvariantError, UserError
+from protocols.errors import ConfigError, InvariantError, Problem, UserError
 from protocols.faults import Fault
 from protocols.inference import InferenceControllerPort
 from protocols.ledger import LedgerEvent, LedgerPort
@@ -47,12 +48,24 @@ class _Times:
 
     @classmethod
     def of(cls, cfg: Config) -> "_Times":
-        return cls(
-            sample=parse(cfg.sample, lambda run: [length / cfg.tokens_per_s for length in sample_lengths(run)]),
-            train=parse(cfg.train, lambda run: step_seconds(run, "time/train_s")),
-            publish=parse(cfg.publish, lambda run: step_seconds(run, "time/publish_s")),
-            reward=parse(cfg.reward, _untold),
-        )
+        measured: dict[str, Callable[[Path], Sequence[float]]] = {
+            "sample": lambda run: [length / cfg.tokens_per_s for length in sample_lengths(run)],
+            "train": lambda run: step_seconds(run, "time/train_s"),
+            "publish": lambda run: step_seconds(run, "time/publish_s"),
+            "reward": _untold,
+        }
+        draws: dict[str, Draw] = {}
+        problems: list[Problem] = []
+        for name, read in measured.items():
+            text = getattr(cfg, name)
+            try:
+                draws[name] = parse(text, read)
+            except UserError as exc:
+                field, mend = f"backend.{name}", "see docs/simulation.md"
+                problems.append(Problem(field=field, value=repr(text), why=exc.message, mend=mend))
+        if problems:
+            raise ConfigError(problems)
+        return cls(**draws)
 
 
 def _untold(run: object) -> tuple[float, ...]:

@@ -41,7 +41,7 @@
       const canvas = make("div", { style: { height: `${layout.height || 260}px` } });
       box.append(canvas);
       Plotly.newPlot(canvas, traces, { margin: { l: 60, r: 12, t: traces.length > 1 ? 30 : 8, b: 40 },
-        yaxis: { exponentformat: "e", rangemode: "tozero" }, paper_bgcolor: "rgba(0,0,0,0)",
+        yaxis: { tickformat: ".6~g", rangemode: "tozero" }, paper_bgcolor: "rgba(0,0,0,0)",
         plot_bgcolor: "rgba(0,0,0,0)", showlegend: new Set(traces.map((trace) => trace.name)).size > 1, legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
         ...layout }, { displayModeBar: false, responsive: true });
     }
@@ -72,6 +72,7 @@
           if (!(name in series)) return;
           traces.push({ x: steps, y: series[name], name: label, meta: name, showlegend: at === 0,
             hovertemplate: several ? `${run.name}: %{y}` : undefined,
+            connectgaps: true, // a step that graded nothing is no reason to hide its neighbours
             mode: one.evaluated || steps.length < 3 ? "lines+markers" : "lines",
             line: several ? { color: colours[at % 5], dash: dashes[line % 4], width: 1.5 }
               : { color: colours[line % 5], width: 1.5 } });
@@ -138,13 +139,16 @@
     blocks("incidents", (run) => table(["at, s", "workers", "cause", "level", "attempts", "verdict", "took, s", "why"],
       run.incidents.map((one) => [number(one.began_s), one.workers.join(", "), one.cause, one.level, one.attempts,
         one.verdict, number(one.seconds), one.detail]), [7]));
-    const reasons = (counts) => Object.entries(counts).map(([name, count]) => `${count} ${name}`).join(", ");
+    const total = (counts) => {
+      const reasons = Object.entries(counts).filter(([, count]) => count).map(([name, count]) => `${count} ${name}`);
+      const sum = Object.values(counts).reduce((one, other) => one + other, 0);
+      return reasons.length ? `${sum} (${reasons.join(", ")})` : `${sum}`;
+    };
     blocks("books", (run) => {
       const { groups, samples } = run.books;
-      const total = (counts) => Object.values(counts).reduce((sum, count) => sum + count, 0);
       return table(["", "admitted", "trained", "masked", "filtered", "dropped", "open"], [
-        ["groups", groups.admitted, groups.committed, "", `${total(groups.filtered)} ${reasons(groups.filtered)}`,
-          `${total(groups.dropped)} ${reasons(groups.dropped)}`, `${total(groups.open)} ${reasons(groups.open)}`],
+        ["groups", groups.admitted, groups.committed, "", total(groups.filtered), total(groups.dropped),
+          total(groups.open)],
         ["samples", samples.admitted, samples.trained, samples.masked, samples.filtered, samples.dropped, samples.open]]);
     });
     blocks("job", (run) => make("pre", { textContent: JSON.stringify(run.job, null, 2) }));

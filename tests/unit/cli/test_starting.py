@@ -1,9 +1,8 @@
-"""``conductor init``, and what the shell completes."""
+"""``conductor init``."""
 
 from pathlib import Path
 
 import pytest
-from click.shell_completion import get_completion_class
 from click.testing import CliRunner, Result
 
 from conductor.cli.main import main
@@ -38,12 +37,3 @@ def test_init_writes_nothing_over(tmp_path: Path) -> None:
         f"{tmp_path / 'task.py'} would be written over; name another folder\n",
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["task.py"]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shell_completes_commands(shell: str) -> None:
-    made = get_completion_class(shell)
-    assert made is not None
-    completion = made(main, {}, "conductor", "_CONDUCTOR_COMPLETE")
-    assert {item.value for item in completion.get_completions([], "re")} == {"report", "resume"}
-    assert "_CONDUCTOR_COMPLETE" in completion.source()

@@ -35,7 +35,8 @@ def test_it_writes_nothing_and_says_so(tmp_path: Path) -> None:
 
 def test_a_wrong_distribution_is_a_problem_of_the_job() -> None:
     problems = backends.sim.check(backends.sim.Config(train="soon"), Site(job_dir="/"))
-    assert ["'soon' names no distribution" in problem.why for problem in problems] == [True]
+    told = [(problem.field, problem.value, problem.why.partition(":")[0]) for problem in problems]
+    assert told == [("backend.train", "'soon'", "it names no distribution")]
 
 
 def test_it_names_its_loop() -> None:
