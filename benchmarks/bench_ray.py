@@ -185,6 +185,7 @@ async def by_hand(cfg: RunConfig, address: str) -> float:
         await group.ready.remote()
         await manager.load.remote(0, group.weights.remote())
         batch = manager.rollouts.remote()
+        await _there(batch)  # a source of prompts has one caller at a time
         for step in range(cfg.steps):
             ahead = manager.rollouts.remote() if cfg.max_age and step + 1 < cfg.steps else None
             version = await group.step.remote(batch)
