@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from backends.trainers._holdings import Copies, Holdings, holdings_of
 from protocols.aio import owned
-from protocols.errors import ConductorError, PeersLost, PortFailed, SnapshotLost, WorkerLost
+from protocols.errors import ConductorError, PeersLost, PortFailed, SnapshotLost, StateLost, WorkerLost
 from protocols.inference import WeightsManifest
 from protocols.messages import DispatchId, WeightVersion, WorkerId
 from protocols.training import (
@@ -121,7 +121,7 @@ class DataParallel:
         """Return the report of any rank that made the step: the others will take over its state.
 
         Raises:
-            WorkerLost: Nobody is left who could know.
+            StateLost: Nobody is left who could know.
         """
         lost: WorkerLost | None = None
         answers = 0
@@ -135,7 +135,7 @@ class DataParallel:
             if report is not None:
                 return report
         if not answers and lost is not None:
-            raise lost
+            raise StateLost(workers=tuple(self._ranks), cause=lost.cause, preempted=lost.preempted) from lost
         return None
 
     async def stage_weights(self, request: StageRequest) -> WeightsManifest:

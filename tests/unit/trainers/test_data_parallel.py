@@ -331,12 +331,12 @@ async def test_gradients_do_not_outlive_a_parting() -> None:
     await fleet.trainer.discard()
 
 
-async def test_an_outcome_nobody_can_know_is_no_answer() -> None:
+async def test_an_outcome_that_nobody_can_know_is_the_loss_of_what_was_trained() -> None:
     fleet = Fleet()
     await _step(fleet, 0)
     for rank in fleet.ranks.values():
         rank.die()
-    with pytest.raises(WorkerLost):
+    with pytest.raises(StateLost, match="killed by SIGKILL"):
         await fleet.trainer.outcome(_batch(0).dispatch_id)
 
 
