@@ -16,7 +16,7 @@ REVERSE = str(Path(__file__).parents[3] / "examples" / "reverse" / "job.toml")
         ([REVERSE, "--faults", "crash@Engine.generate#x"], "is no fault"),
         ([REVERSE, "--faults", "wrong_version@Engine.status#1"], "a server has crash, hang, slow"),
         ([REVERSE, "--faults", "crash@Engine.generate@3"], "by number"),
-        (["nowhere/model"], "the model cannot be loaded|tokenizer cannot be loaded"),
+        (["/nowhere/model"], "the model cannot be loaded|tokenizer cannot be loaded"),
     ],
 )
 @pytest.mark.real_time
