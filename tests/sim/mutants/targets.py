@@ -39,7 +39,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.core.planning.verify": _PLANNING,
     "conductor.core.planning.verify_places": _PLANNING,
     "conductor.core.planning.wishes": _PLANNING,
-    "conductor.core.publication": (_CORE, *_runs("pipeline", "publishing", "evaluation")),
+    "conductor.core.publication": (_CORE, *_runs("pipeline", "publishing", "evaluation", "restaging")),
     "conductor.core.quarantine": (f"{_CORE}/test_quarantine.py",),
     "conductor.core.settlements": (_CORE, *_runs("resume")),
     "conductor.core.staleness": (_CORE, *_runs("ages", "staleness")),
@@ -49,11 +49,13 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.stages.batch": _runs("ends", "pipeline", "idle_steps", "ages", "staleness", "cost"),
     "conductor.stages.checkpoint": _runs("saving", "resume", "checkpoint_while_training"),
     "conductor.stages.evaluate": _runs("evaluation", "reserved_engines"),
-    "conductor.stages.publish": _runs("ages", "steps", "publishing", "pipeline", "evaluation", "reserved_engines"),
+    "conductor.stages.publish": _runs(
+        "ages", "steps", "publishing", "pipeline", "evaluation", "reserved_engines", "restaging"
+    ),
     "conductor.stages.reward": _runs("ends", "stop", "pipeline", "abort", "retries", "durability"),
     "conductor.stages.rollout": _runs("ends", "stop", "pipeline", "abort", "staleness"),
     "conductor.stages.train": _runs(
-        "steps", "saving", "warnings", "pipeline", "idle_steps", "settling", "retries", "durability"
+        "steps", "saving", "warnings", "pipeline", "idle_steps", "settling", "retries", "durability", "restaging"
     ),
     "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness", "retries"),
     "conductor.settling": _runs("settling_acts", "settling", "abort", "evaluation", "durability"),
