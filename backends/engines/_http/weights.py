@@ -11,7 +11,7 @@ from backends.engines._http.connection import refusals_as_transient
 from backends.engines._http.dialect import Dialect, ServerState
 from backends.engines._http.files import WeightFiles
 from backends.engines._http.trust import Trust
-from protocols.aio import bounded_shield
+from protocols.aio import bounded_shield, deadline
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import InvariantError, Transient, WorkerLost
 from protocols.inference import Probe, WeightsManifest
@@ -21,6 +21,9 @@ log = structlog.get_logger(__name__)
 
 RESUME_S = 10.0
 """How long a server may take to go on after weights were loaded, whatever became of that."""
+
+PROBE_S = 120.0
+"""How long a server may take to read the few tokens of a probe; one that loads and never answers is tried again."""
 
 
 class ServerWeights:
@@ -86,6 +89,7 @@ class ServerWeights:
                 if not self.paused:
                     await self.prove()
             except BaseException:
+                self._unproved = None
                 self.trust.refuse(label)
                 raise
 
@@ -142,8 +146,12 @@ class ServerWeights:
                     await self._dialect.resume()  # noqa: ASYNC102 - the shield has a deadline
 
     async def _farthest(self, probe: Probe) -> tuple[str, float]:
-        """Return the server whose log-probabilities differ most from the trainer's, and by how much."""
-        with refusals_as_transient(f"{self._name} cannot be probed"):
+        """Return the server whose log-probabilities differ most from the trainer's, and by how much.
+
+        Raises:
+            Transient: It does not say, or not in time.
+        """
+        with refusals_as_transient(f"{self._name} cannot be probed"), deadline(f"the probe of {self._name}", PROBE_S):
             found = await self._dialect.score(probe.token_ids)
         return max(((one.server, _distance(one.logprobs, probe.logprobs)) for one in found), key=lambda one: one[1])
 

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from backends.engines._http import engine as http_engine
+from backends.engines._http import weights
 from backends.engines._http.connection import Connection, ServerRefused
 from backends.engines._http.engine import HttpEngine
 from backends.engines._http.vllm import VllmDialect
@@ -17,6 +18,7 @@ from protocols.errors import (
     Aborted,
     BadPrompt,
     ConductorError,
+    DeadlineExceeded,
     EngineStale,
     InvariantError,
     Transient,
@@ -84,6 +86,21 @@ async def test_a_server_that_does_not_hold_an_update_is_found_and_named(kind: st
         assert await engine.load_weights(await published.manifest(1)) == 1
         assert (await engine.status()).version == 1
         await engine.generate(asks("p.1/L0/0/"))
+
+
+@each_kind
+async def test_a_probe_that_is_never_answered_costs_a_load_and_not_the_engine(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that hung once stood in the way of every later publish; that it went on was an error of a rule."""
+    monkeypatch.setattr(weights, "PROBE_S", 0.5)
+    async with open_pair(kind, faults="hang@Engine.generate#1") as (engine, published):
+        manifest = await published.manifest(0)
+        with pytest.raises(DeadlineExceeded, match="the probe of"):
+            await engine.load_weights(manifest)
+        await engine.resume()
+        assert (await engine.status()).version is None
+        assert await engine.load_weights(manifest) == 0
 
 
 @each_kind
