@@ -20,7 +20,7 @@ from protocols.aio import Doorbell, clock, open_tasks
 from protocols.errors import WorkerLost
 from protocols.inference import PublishReceipt, WeightsManifest
 from protocols.ledger import Incident
-from protocols.messages import WorkerId
+from protocols.messages import WeightVersion, WorkerId
 from tests.support.runs import open_backend_over, run_config, workloads_of
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
 
@@ -32,26 +32,36 @@ class Publishes:
 
     Args:
         scripted: Whose inference publishes in the end.
+        takes_s: How long one takes.
 
     Attributes:
         begun: Versions, in order.
+        at_once: How many went on at the same time, at most.
     """
 
-    def __init__(self, scripted: ScriptedWorkloads) -> None:
+    def __init__(self, scripted: ScriptedWorkloads, takes_s: float) -> None:
         self._payloads = scripted.payloads
         self._publish = scripted.inference.publish
+        self._takes_s = takes_s
+        self._running = 0
         self.begun: list[int] = []
+        self.at_once = 0
         self._bell = Doorbell()
         scripted.inference.publish = self.publish
 
     async def publish(self, manifest: WeightsManifest) -> PublishReceipt:
         self.begun.append(manifest.version)
         self._bell.ring()
-        while True:
-            await anyio.sleep(0.5)
-            with suppress(WorkerLost):
-                await self._payloads.get(manifest.payload)
-                return await self._publish(manifest)
+        self._running += 1
+        self.at_once = max(self.at_once, self._running)
+        try:
+            while True:
+                await anyio.sleep(self._takes_s)
+                with suppress(WorkerLost):
+                    await self._payloads.get(manifest.payload)
+                    return await self._publish(manifest)
+        finally:
+            self._running -= 1
 
     async def wait_for(self, version: int) -> None:
         """Wait until the publish of a version has begun."""
@@ -71,9 +81,11 @@ async def lose_weights(ctx: RunContext, scripted: ScriptedWorkloads) -> None:
     await ctx.record_incident(incident)
 
 
-async def live(lose: Loss, *, max_age: int, group_s: float = 1.0) -> tuple[RunResult, Publishes, ScriptedWorkloads]:
+async def live(
+    lose: Loss, *, max_age: int, group_s: float = 1.0, publish_s: float = 0.5
+) -> tuple[RunResult, Publishes, ScriptedWorkloads]:
     scripted = scripted_workloads(200, duration_s=lambda _: group_s)
-    publishes = Publishes(scripted)
+    publishes = Publishes(scripted, publish_s)
     cfg, waits = run_config(steps=8, max_age=max_age), Waits(clock())
     async with (
         open_backend_over(scripted) as backend,
@@ -85,6 +97,7 @@ async def live(lose: Loss, *, max_age: int, group_s: float = 1.0) -> tuple[RunRe
             tasks.start_soon(lose, ctx, scripted, publishes)
             result = await conduct(ctx)
             tasks.cancel_scope.cancel()
+    assert publishes.at_once == 1
     return result, publishes, scripted
 
 
@@ -107,12 +120,29 @@ async def test_a_newer_version_that_waits_is_published_instead() -> None:
 
     async def lose(ctx: RunContext, scripted: ScriptedWorkloads, publishes: Publishes) -> None:
         await publishes.wait_for(3)
+        older = ctx.publication.owner(WeightVersion(3))
         await lose_weights(ctx, scripted)
+        scripted.payloads.held[older, "a part that another node holds"] = b""
+        await publishes.wait_for(7)
+        assert older not in {owner for owner, _ in scripted.payloads.held}
 
     result, publishes, scripted = await live(lose, max_age=3)
     assert result.steps == 8
     assert publishes.begun == [0, 1, 2, 3, 6, 7, 8]
     assert not scripted.payloads.held
+
+
+async def test_what_is_published_again_and_what_is_trained_next_come_one_after_the_other() -> None:
+    """Engines that load two versions at once serve nobody knows which."""
+
+    async def lose(ctx: RunContext, scripted: ScriptedWorkloads, publishes: Publishes) -> None:
+        await publishes.wait_for(2)
+        await anyio.sleep(5.5)
+        await lose_weights(ctx, scripted)
+
+    result, publishes, _ = await live(lose, max_age=3, group_s=3.0, publish_s=5.0)
+    assert result.steps == 8
+    assert publishes.begun == sorted(publishes.begun)
 
 
 async def test_weights_that_are_lost_after_they_were_published_are_there_again_for_engines_that_restart() -> None:

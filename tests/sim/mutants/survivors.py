@@ -52,7 +52,10 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "_once: not: isinstance(grade, GradeFault)": "the prompt has failed either way; what is logged of it differs",
     },
     "conductor.stages.publish": {
-        "publish_pending: not: readiness.lost": _LOG,
+        "_publish: not: readiness.lost": _LOG,
+        "run: no block: async with ctx.engines_turn:": (
+            "a hole: only a rank that is lost while a run that goes on repeats an evaluation meets it, and no test does"
+        ),
     },
     "conductor.stages.reward": {
         "_before: bound: lease_number(lease_id) < number": "no group is filtered before itself",
