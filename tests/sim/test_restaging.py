@@ -122,7 +122,7 @@ async def test_a_newer_version_that_waits_is_published_instead() -> None:
         await publishes.wait_for(3)
         older = ctx.publication.owner(WeightVersion(3))
         await lose_weights(ctx, scripted)
-        scripted.payloads.held[older, "a part that another node holds"] = b""
+        scripted.payloads.held[older, "a part that another node holds"] = {}
         await publishes.wait_for(7)
         assert older not in {owner for owner, _ in scripted.payloads.held}
 
