@@ -72,7 +72,7 @@ class RunContext:
         trainer_turn: Whoever holds it has the trainer to itself.
         engines_turn: Whoever holds it decides which weights the engines load.
         publishing: Around the publish that goes on; None: none does.
-        rank_replaced: Whether a process of the trainer is another one than when weights were staged last.
+        rank_replaced: Set when a process of the trainer is another one than when weights were staged last.
         publish_s: Seconds that the last publish took.
         publishes: When those since the last step began and ended, by the run's clock.
         checkpoint_s: Seconds that training stood still for the last checkpoint.
@@ -123,7 +123,7 @@ class RunContext:
     trainer_turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     engines_turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     publishing: anyio.CancelScope | None = None
-    rank_replaced: bool = False
+    rank_replaced: anyio.Event = field(default_factory=anyio.Event)
     publish_s: float = 0.0
     publishes: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     checkpoint_s: float = 0.0
@@ -185,8 +185,7 @@ class RunContext:
         """Write a failover or a change of size down, as soon as there is a record of this life of the run."""
         self.incidents.append(incident)
         if isinstance(incident, Incident) and incident.role == POLICY and incident.verdict == "restored":
-            self.rank_replaced = True
-            self.changed.ring()
+            self.rank_replaced.set()
         if self.unrecorded is None:
             await self.record(incident)
         else:

@@ -4,6 +4,8 @@ Nothing else would bring them back. The next weights come with the next step, th
 found nothing to load.
 """
 
+import anyio
+
 from conductor.context import RunContext
 from conductor.stages import publish, train
 
@@ -11,9 +13,8 @@ from conductor.stages import publish, train
 async def run(ctx: RunContext) -> None:
     """Stage and publish the newest weights again after a process of the trainer was replaced, until cancelled."""
     while True:
-        while not ctx.rank_replaced:
-            await ctx.changed.wait()
-        ctx.rank_replaced = False
+        await ctx.rank_replaced.wait()
+        ctx.rank_replaced = anyio.Event()
         async with ctx.trainer_turn:
             await train.stage_again(ctx)
         ctx.log.info("weights.staged_again", version=ctx.trained)
