@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 import anyio
 
 from conductor.config import RunConfig
-from conductor.core.planning.scaling import moved
+from conductor.core.planning.scaling import bundles_of, moved
 from conductor.core.quarantine import Quarantine
 from conductor.fleet.group import WorkerGroup
 from conductor.fleet.journal import Journal
 from conductor.fleet.reservation import Reservations
 from protocols.backend import PlacementPort
 from protocols.errors import Infeasible, Transient
-from protocols.fleet import Bundle, Cause, Plan
+from protocols.fleet import Cause, Plan
 from protocols.messages import WorkerId
 
 
@@ -103,7 +103,7 @@ class Mover:
 
     async def _exchange(self, before: Plan, after: Plan, leaving: Sequence[WorkerId], journal: Journal) -> bool:
         """Hold the new places instead of the old ones; return whether they could be had."""
-        old, new = _bundles(before, leaving), _bundles(after, leaving)
+        old, new = bundles_of(before, leaving), bundles_of(after, leaving)
         await self._reservations.release([bundle.name for bundle in old])
         try:
             await self._reservations.hold(new)
@@ -114,7 +114,3 @@ class Mover:
         await self._reservations.release([bundle.name for bundle in new])
         await self._reservations.hold(old)
         return False
-
-
-def _bundles(plan: Plan, workers: Collection[WorkerId]) -> list[Bundle]:
-    return [bundle for bundle in plan.bundles if set(workers).issuperset(bundle.members)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from conductor.config import RunConfig
-from conductor.core.planning.scaling import find_unscalable, grown, shrunk
+from conductor.core.planning.scaling import bundles_of, find_unscalable, grown, shrunk
 from conductor.fleet.failover import Failover
 from conductor.fleet.journal import Journal
 from conductor.fleet.moving import Fleet
@@ -163,7 +163,7 @@ class Scaler:
     async def _grow(self, plan: Plan, workers: tuple[WorkerId, ...]) -> None:
         """Hold resources, launch, and only then let the pool know: each new one is stale until it has loaded."""
         hold, role = self._hold, self._role
-        bundles = [bundle for bundle in plan.bundles if set(workers).issuperset(bundle.members)]
+        bundles = bundles_of(plan, workers)
         try:
             await hold.reservations.hold(bundles)
             with deadline(f"the launch of {', '.join(workers)}", self._job.deadlines.start * len(workers)):
@@ -185,7 +185,7 @@ class Scaler:
             hold.pool.add({worker: hold.client(worker) for worker in workers})
             raise
         hold.pool.forget(workers)
-        bundles = [bundle.name for bundle in self._fleet.plan.bundles if set(workers).issuperset(bundle.members)]
+        bundles = [bundle.name for bundle in bundles_of(self._fleet.plan, workers)]
         await hold.reservations.release(bundles)
 
     @property

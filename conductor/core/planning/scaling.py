@@ -66,8 +66,7 @@ def grown(
     """
     taken = {_number(vertex.name) for vertex in plan.workers(role)}
     numbers = tuple(islice((number for number in count() if number not in taken), more))
-    larger = msgspec.structs.replace(job, engines=max(*taken, *numbers, 0) + 1)
-    request = on_hardware(request_of(msgspec.structs.asdict(larger), given), inventory)
+    request = _request(job, max(*taken, *numbers, 0) + 1, inventory, given)
     if request.problems:
         return request.problems
     wish = next(wish for wish in request.wishes if wish.name == role)
@@ -85,8 +84,13 @@ def grown(
 def shrunk(plan: Plan, role: str, leaving: Collection[WorkerId]) -> Plan:
     """Return a plan without some workers of a role, none of which lies in a bundle with others."""
     kept = [vertex for vertex in plan.workers(role) if vertex.name not in leaving]
-    bundles = [bundle for bundle in plan.bundles if not set(leaving).issuperset(bundle.members)]
-    return _resized(plan, role, kept, bundles)
+    gone = bundles_of(plan, leaving)
+    return _resized(plan, role, kept, [bundle for bundle in plan.bundles if bundle not in gone])
+
+
+def bundles_of(plan: Plan, workers: Collection[WorkerId]) -> list[Bundle]:
+    """Return the bundles that hold nobody but some workers."""
+    return [bundle for bundle in plan.bundles if set(workers).issuperset(bundle.members)]
 
 
 def moved(
@@ -114,8 +118,7 @@ def moved(
     role = next(iter(before.values())).role
     numbers = tuple(sorted(map(_number, before)))
     engines = max((_number(vertex.name) + 1 for vertex in plan.workers(ROLLOUT)), default=job.engines)
-    wanted = msgspec.structs.replace(job, engines=engines)
-    request = on_hardware(request_of(msgspec.structs.asdict(wanted), given), inventory)
+    request = _request(job, engines, inventory, given)
     wish = next(wish for wish in request.wishes if wish.name == role)
     together = any(set(bundle.members) & before.keys() and len(bundle.members) > 1 for bundle in plan.bundles)
     if together or wish.per_node or wish.devices is not None:
@@ -133,6 +136,12 @@ def moved(
         ranks = msgspec.structs.replace(vertex.ranks, world=kept.world, role=kept.role)
         vertices[vertex.name] = msgspec.structs.replace(vertex, ranks=ranks)
     return _resized(plan, role, tuple(vertices.values()), (*rest.bundles, *_bundles(team, seats)))
+
+
+def _request(job: RunConfig, engines: int, inventory: Inventory, given: Collection[str]) -> Request:
+    """Return what a job with so many engines asks of what there is."""
+    resized = msgspec.structs.replace(job, engines=engines)
+    return on_hardware(request_of(msgspec.structs.asdict(resized), given), inventory)
 
 
 def _bundles(team: Team, seats: Sequence[Seat]) -> list[Bundle]:
