@@ -43,6 +43,10 @@ class Loads(Generic[M]):
         self._at.setdefault(load, OrderedDict())[member] = None
         self._load[member] = load
 
+    def __contains__(self, member: M) -> bool:
+        """Return whether a member is one of them."""
+        return member in self._load
+
     def __iter__(self) -> Iterator[M]:
         """Iterate over the members, the least loaded first; of equals the one first whose load changed longest ago."""
         for load in sorted(self._at):

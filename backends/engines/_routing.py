@@ -42,7 +42,8 @@ class Routing:
             return None
         last, version = self._made.get(_conversation(request), (least, least.confirmed))
         bearable = last.samples <= 2 * least.samples + len(request.samples)
-        return last if _serves(last) and last.confirmed == version and bearable else least
+        knows = last in self._loads and _serves(last) and last.confirmed == version
+        return last if knows and bearable else least
 
     def begin(self, member: Member, request: GenerateRequest) -> None:
         """Count a request to a member's."""

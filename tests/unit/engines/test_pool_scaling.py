@@ -107,6 +107,16 @@ async def test_an_engine_that_was_let_go_gets_nothing_more() -> None:
         assert set(outcomes.values()) == {A}
 
 
+async def test_the_next_turn_of_what_an_engine_made_that_was_let_go_is_made_elsewhere() -> None:
+    async with open_pool_over(A, B, token_s=1.0) as pool:
+        await pool.port.publish(weights(0))
+        makers = {prefix: (await pool.port.generate(asks(prefix))).engine for prefix in ("p.1/L0/0/", "p.1/L1/0/")}
+        assert set(makers.values()) == {A, B}
+        pool.port.forget([B])
+        for prefix in makers:
+            assert (await pool.port.generate(asks(prefix))).engine == A
+
+
 async def test_a_pool_without_engines_says_so_and_lets_others_run() -> None:
     """Port methods reach a checkpoint on every path."""
     async with open_pool_over(A) as pool:
