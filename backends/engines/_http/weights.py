@@ -13,7 +13,7 @@ from backends.engines._http.files import WeightFiles
 from backends.engines._http.trust import Trust
 from protocols.aio import bounded_shield, deadline
 from protocols.backend import Bulk, PayloadPort
-from protocols.errors import InvariantError, Transient, WorkerLost
+from protocols.errors import DeadlineExceeded, InvariantError, Transient, WorkerLost
 from protocols.inference import Probe, WeightsManifest
 from protocols.messages import WeightVersion
 
@@ -128,7 +128,11 @@ class ServerWeights:
         return weights
 
     async def _exchange(self, label: str, weights: Mapping[str, object]) -> None:
-        """Let the server load weights while it stands still; however that ends, it goes on as it was before."""
+        """Let the server load weights while it stands still; however that ends, it goes on as it was before.
+
+        Raises:
+            Transient: It did not take them, or was not heard to go on.
+        """
         try:
             folder = await anyio.to_thread.run_sync(self._files.write, label, weights)
         except OSError as exc:
@@ -141,9 +145,13 @@ class ServerWeights:
             with refusals_as_transient(f"{self._name} did not load its weights"):
                 await self._dialect.publish(str(folder), label, self.trust.loading)
         finally:
+            stands = False
             if not self.paused:
-                with bounded_shield(RESUME_S), refusals_as_transient(f"{self._name} does not go on"):
+                with bounded_shield(RESUME_S) as scope, refusals_as_transient(f"{self._name} does not go on"):
                     await self._dialect.resume()  # noqa: ASYNC102 - the shield has a deadline
+                stands = scope.cancelled_caught
+        if stands:  # it would answer no probe
+            raise DeadlineExceeded(what=f"the resume of {self._name}", deadline_s=RESUME_S)
 
     async def _farthest(self, probe: Probe) -> tuple[str, float]:
         """Return the server whose log-probabilities differ most from the trainer's, and by how much.

@@ -104,6 +104,19 @@ async def test_a_probe_that_is_never_answered_costs_a_load_and_not_the_engine(
 
 
 @each_kind
+async def test_a_server_that_was_not_heard_to_go_on_is_not_probed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands still, and would never answer: the load fails, and the next one finds it."""
+    monkeypatch.setattr(weights, "RESUME_S", 0.5)
+    async with open_pair(kind, faults="hang@Engine.resume#1") as (engine, published):
+        manifest = await published.manifest(0)
+        with pytest.raises(DeadlineExceeded, match="the resume of"):
+            await engine.load_weights(manifest)
+        assert (await engine.status()).version is None
+        assert await engine.load_weights(manifest) == 0
+        await engine.generate(asks("p.1/L0/0/"))
+
+
+@each_kind
 async def test_nothing_made_by_weights_that_were_not_held_is_given_to_anybody(kind: str) -> None:
     """A request that ran across the update carries tokens of weights that have no name."""
     async with open_pair(kind, unheld=2) as (engine, published):
