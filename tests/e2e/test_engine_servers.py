@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.served_runs import REVERSE, ROOT, job_over, run
+from tests.support.served_runs import assert_learned_as_much, job_over, run
+from tests.support.small_runs import JOB, ROOT
 
 pytest.importorskip("h11", reason="pip install 'conductor-rl[serve]'")
 pytest.importorskip("httpx2", reason="pip install 'conductor-rl[http]'")
@@ -20,7 +21,7 @@ PROGRAM = [
     "-c",
     "from conductor.cli.main import main; main()",
     "engine",
-    str(REVERSE),
+    str(JOB),
     "--threads",
     "1",
 ]
@@ -43,18 +44,11 @@ def running_server(protocol: str) -> Generator[str]:
 async def test_the_example_learns_as_much_through_a_server(tmp_path: Path, protocol: str) -> None:
     """Issue G: the demo task through ``conductor engine``, to the reward that the engine in the process gets."""
     (tmp_path / "plain").mkdir()
-    plain = await run(REVERSE, tmp_path / "plain" / "run", "engine.threads=1")
+    plain = await run(JOB, tmp_path / "plain" / "run", "engine.threads=1")
     with running_server(protocol) as url:
         job = job_over(tmp_path, engine=f'kind = "{protocol}"\nurls = ["{url}"]')
         served = await run(job, tmp_path / "served")
-    assert plain.reward_first is not None
-    assert plain.reward_last is not None
-    assert served.reward_last is not None
-    assert plain.reward_first < 0.2
-    assert plain.reward_last >= 0.5
-    assert served.reward_last >= plain.reward_last - 0.1
-    assert served.failures == {}
-    assert max(record.metrics["kl/behaviour"] for record in served.metrics) < 1e-4
+    assert_learned_as_much(served, plain, least=0.5)
 
 
 @pytest.mark.parametrize("crash", ["generate#60", "load_weights#3", "resume#3"])
