@@ -60,6 +60,8 @@ def find_capacity_problems(fields: Mapping[str, Any], job_dir: str) -> Iterable[
         return
     evaluation: EvaluationConfig | None = fields["evaluation"]
     reserved = 0 if evaluation is None else evaluation.engines or 0
+    if reserved >= fields["engines"]:
+        return  # that is what is wrong, and ``reserved_fits`` says it
     capacity = _capacity(fields["engine"], fields["engines"] - reserved, job_dir)
     groups = slots_in_flight(fields["slots"], fields["batch_groups"], fields["max_age"], fields["oversample"])
     samples = groups * fields["group_size"]
