@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import UNIXSocketStream
 
 from backends._hosting import PORTS, not_opened, opened
+from backends._log_lines import write_lines
 from backends.processes.calls import Desk, HostPort, LaunchOrder, NoticePort, of_controller
 from backends.processes.channel import Channel
 from backends.processes.payloads import SharedPayloads
@@ -37,6 +38,7 @@ def main() -> None:
     """Live as long as the parent wants."""
     channel, parent = (int(argument) for argument in sys.argv[1:])
     _die_with(parent)
+    write_lines()
     anyio.run(_serve, channel)
 
 
