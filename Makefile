@@ -95,7 +95,7 @@ docs: $(VENV)/.docs
 
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,mlflow,otel,datasets,lora,reasoning,http,serve,docs]' openai
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,wandb,mlflow,otel,datasets,lora,reasoning,http,serve,docs]' openai
 	touch $@
 
 # a test file runs on one process; more than a few processes only wait for each other's models
