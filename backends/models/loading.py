@@ -40,6 +40,17 @@ def load_tokenizer(site: Site) -> Tokenizer:
     return adapter.load_tokenizer(cfg, site)
 
 
+def check_model(site: Site) -> None:
+    """Look whether the model of a job can be had, without loading it: a name that nobody knows, say, in seconds.
+
+    Raises:
+        ConfigError: It cannot; all of its problems at once.
+    """
+    adapter, cfg = _model(site)
+    if problems := adapter.check(cfg, site):
+        raise ConfigError(problems)
+
+
 def changing_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return what training can change: parameters that are not frozen, tied ones once, and persistent buffers.
 
