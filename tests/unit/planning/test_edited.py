@@ -276,9 +276,10 @@ def test_a_worker_that_the_job_has_not_is_named_and_so_is_one_that_is_there_twic
             ranks = {**vertex["ranks"], "world": len(values["vertices"]) + number}
             values["vertices"] = [*values["vertices"], {**vertex, "ranks": ranks}]
 
-    fields = {problem.field: problem.why for problem in verify(edited(edit), JOB, NODES)}
-    assert fields["../rollout"] == "the job has no such worker"
-    assert fields["judge/0"] == "the plan has 2 workers of this name"
+    found = {problem.field: str(problem) for problem in verify(edited(edit), JOB, NODES)}
+    anew = "a plan says where; change the job, and plan it anew"
+    assert found["../rollout"] == f"../rollout: the job has no such worker; {anew}"
+    assert found["judge/0"] == "judge/0: the plan has 2 workers of this name; leave one"
 
 
 def test_workers_may_be_moved_to_other_cpus_devices_and_ranks() -> None:
@@ -303,8 +304,8 @@ def test_ranks_that_go_against_the_devices_are_refused() -> None:
         worker(values, "rollout/2")["devices"] = [0]
 
     (problem,) = verify(edited(edit), JOB, NODES)
-    assert problem.field == "rollout/2.ranks.world"
-    assert "rollout/0 comes before it" in problem.why
+    why = "rollout/0 comes before it, and ranks go by node, then by device; exchange it with rollout/0's"
+    assert str(problem) == f"rollout/2.ranks.world = 1: {why}"
 
 
 def test_a_node_that_is_too_full_is_named() -> None:
@@ -317,10 +318,10 @@ def test_a_node_that_is_too_full_is_named() -> None:
             one["node"] = "a"
 
     found = verify(edited(edit, made(wanted)), wanted, NODES)
-    asked = {problem.why for problem in found if problem.field == "nodes.a"}
+    asked = {str(problem) for problem in found if problem.field == "nodes.a"}
     assert asked == {
-        "its workers ask for 80 GiB of memory, and it has 64 for them",
-        "its workers ask for 8 CPUs, and it has 7 for them",
+        "nodes.a: its workers ask for 80 GiB of memory, and it has 64 for them; move some to another node",
+        "nodes.a: its workers ask for 8 CPUs, and it has 7 for them; move some to another node",
     }
 
 
@@ -328,8 +329,9 @@ def test_a_bundle_that_is_torn_apart_is_named() -> None:
     def edit(values: dict[str, Any]) -> None:
         worker(values, "reward/0").update(node="b", domain="b")
 
-    found = {problem.field: problem.why for problem in verify(edited(edit), JOB, NODES)}
-    assert "they are to lie together" in found["reward/0.node"]
+    found = {problem.field: str(problem) for problem in verify(edited(edit), JOB, NODES)}
+    why = "episode/0 lies on a, and they are to lie together; move one of them"
+    assert found["reward/0.node"] == f"reward/0.node = 'b': {why}"
 
 
 def test_devices_of_a_bundle_that_shares_them_stay_shared() -> None:
@@ -337,8 +339,8 @@ def test_devices_of_a_bundle_that_shares_them_stay_shared() -> None:
     wanted = job(2, (group,), policy=RoleConfig(accelerators=2), rollout=RoleConfig(accelerators=1))
     assert verify(made(wanted), wanted, NODES) == ()
     found = verify(edited(put("rollout/1", devices=[3]), made(wanted)), wanted, NODES)
-    why = "rollout uses [0, 3] and policy [0, 1], and they are to share devices"
-    assert why in [problem.why for problem in found]
+    why = "rollout uses [0, 3] and policy [0, 1], and they are to share devices; give both the same"
+    assert f"bundles.policy/0: {why}" in [str(problem) for problem in found]
     both = verify(edited(put("rollout/1", devices=[0]), made(wanted)), wanted, NODES)
     assert [problem.field for problem in both] == ["rollout/1.devices"], "two engines on one are not what it says"
 
@@ -362,8 +364,8 @@ def test_so_many_on_each_node_holds_in_an_edited_plan() -> None:
         worker(values, "rollout/3").update(node="a", domain="a")
         bundle("rollout/3", node="a")(values)
 
-    found = {problem.field: problem.why for problem in verify(edited(edit, made(wanted)), wanted, NODES)}
-    assert found["nodes.a"].startswith("3 of rollout are on it")
+    found = {problem.field: str(problem) for problem in verify(edited(edit, made(wanted)), wanted, NODES)}
+    assert found["nodes.a"] == "nodes.a: 3 of rollout are on it, and the job wants 2 on each of its nodes; move some"
 
 
 def test_a_plan_of_another_job_is_refused() -> None:

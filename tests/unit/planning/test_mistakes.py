@@ -259,22 +259,51 @@ def test_five_planted_mistakes_are_five_problems() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "roles", "why"),
+    ("group", "roles", "text"),
     [
-        ({"roles": ("policy", "critic")}, {}, "no such role"),
-        ({"roles": ("policy", "policy")}, {}, "named twice"),
-        ({"roles": ("rollout", "reward")}, {"reward": RoleConfig(instances=3)}, "rollout has 4"),
-        ({"roles": ("rollout", "reward")}, {"reward": RoleConfig(placement="spread")}, "different values of placement"),
+        (
+            {"roles": ("policy", "critic")},
+            {},
+            "[0].roles = 'critic': the job launches no such role; name some of episode, policy, reward, rollout",
+        ),
+        (
+            {"roles": ("policy", "policy")},
+            {},
+            "[0].roles = 'policy': it is named twice; name each role once in all of collocate",
+        ),
+        (
+            {"roles": ("rollout", "reward")},
+            {"reward": RoleConfig(instances=3)},
+            (
+                "[0].roles: its roles are placed in 3 bundles, and rollout has 4 instances, which cannot "
+                "be divided by that; give each of them a multiple of the fewest"
+            ),
+        ),
+        (
+            {"roles": ("rollout", "reward")},
+            {"reward": RoleConfig(placement="spread")},
+            (
+                "[0].roles: its roles want different values of placement, and lie on the same nodes; "
+                "give them one placement"
+            ),
+        ),
         (
             {"roles": ("rollout", "reward")},
             {"reward": RoleConfig(instances=2, per_node=2), "rollout": RoleConfig(per_node=2)},
-            "different values of per_node",
+            "[0].roles: its roles want different values of per_node, and lie on the same nodes; give them one per_node",
         ),
-        ({"roles": ("rollout", "reward")}, {"rollout": RoleConfig(per_node=1)}, None),
+        (
+            {"roles": ("rollout", "reward")},
+            {"rollout": RoleConfig(per_node=1)},
+            (
+                "[0].roles: so many instances on a node are no whole number of bundles; give a multiple "
+                "of the instances of one bundle"
+            ),
+        ),
         (
             {"roles": ("rollout", "reward"), "share": "device"},
             {"rollout": RoleConfig(accelerators=1)},
-            "reward asks for no",
+            "[0].share = 'device': reward asks for no accelerators; set them, or share the node",
         ),
         (
             {"roles": ("rollout", "policy"), "share": "device"},
@@ -282,31 +311,33 @@ def test_five_planted_mistakes_are_five_problems() -> None:
                 "policy": RoleConfig(accelerators=1, devices=((0,),)),
                 "rollout": RoleConfig(accelerators=1),
             },
-            "so does 'devices'",
+            (
+                "[0].share = 'device': policy: it says which devices are shared, and so does 'devices'; "
+                "leave out one of the two"
+            ),
         ),
         (
             {"roles": ("policy", "rollout")},
             {"rollout": RoleConfig(accelerators=2)},
-            "0 of 1 find a place: each asks for 8 accelerators, of which a has 4 left, and 1 other nodes",
+            (
+                " (policy, rollout): 0 of 1 find a place: each asks for 8 accelerators, of which a has 4 "
+                "left, and 1 other nodes have no room either; ask for less, or for fewer instances"
+            ),
         ),
     ],
 )
 def test_a_conflict_of_collocated_roles_is_named(
-    group: dict[str, Any], roles: dict[str, RoleConfig], why: str | None
+    group: dict[str, Any], roles: dict[str, RoleConfig], text: str
 ) -> None:
-    found = plan(job(4, (CollocateConfig(**group),), **roles), GPUS)
-    if why is None:
-        why = "no whole number of bundles"
-    (problem,) = problems_of(found)
-    assert problem.field.startswith("fleet.collocate")
-    assert why in problem.why
+    (problem,) = problems_of(plan(job(4, (CollocateConfig(**group),), **roles), GPUS))
+    assert str(problem) == f"fleet.collocate{text}"
 
 
 def test_a_role_lies_together_with_others_once() -> None:
     groups = (CollocateConfig(roles=("policy", "reward")), CollocateConfig(roles=("reward", "episode")))
     (problem,) = problems_of(plan(job(1, groups), GPUS))
-    assert problem.field == "fleet.collocate[1].roles"
-    assert problem.value == "'reward'"
+    why = "it lies together with others already; name each role once in all of collocate"
+    assert str(problem) == f"fleet.collocate[1].roles = 'reward': {why}"
 
 
 def test_a_fleet_that_does_not_fit_together_says_what_is_left() -> None:
@@ -342,10 +373,16 @@ def test_a_role_of_ones_own_is_checked_like_any_adapter() -> None:
     assert "no such program" in fields["fleet.roles.sandbox.command"].why
 
 
-@pytest.mark.parametrize("nodes", [(), (node("a"), node("a"))])
-def test_nodes_that_no_plan_can_name_are_refused(nodes: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ((), "backend: it has no nodes; name another backend"),
+        ((node("a"), node("a")), "backend = 'a': several nodes have this name; give each node a name of its own"),
+    ],
+)
+def test_nodes_that_no_plan_can_name_are_refused(nodes: tuple[Any, ...], text: str) -> None:
     (problem,) = problems_of(plan(job(), Inventory(nodes=nodes)))
-    assert problem.field == "backend"
+    assert str(problem) == text
 
 
 def test_a_fleet_without_accelerators_ignores_the_map_of_devices() -> None:
