@@ -187,6 +187,20 @@ class QueueConfig(Message, frozen=True, kw_only=True):
     size: PositiveInt = 16
 
 
+class CheckConfig(Message, frozen=True, kw_only=True):
+    """Checking the nodes of the ranks before they train, and again when some have moved.
+
+    Attributes:
+        deadline_s: How long one trial of a pair may take.
+        slower: A node is slow that took more than this many times the median.
+        exclude_slow: Whether a slow node is set aside like one that failed, or only told of.
+    """
+
+    deadline_s: Seconds = 60.0
+    slower: Annotated[float, Meta(gt=1)] = 2.0
+    exclude_slow: bool = False
+
+
 class FleetConfig(Message, frozen=True, kw_only=True):
     """Where the workers of a job run, and with what.
 
@@ -195,12 +209,14 @@ class FleetConfig(Message, frozen=True, kw_only=True):
         roles: By name; a role that is not named has one instance, which shares what is there.
         collocate: What lies together.
         queues: Between roles, by name.
+        check: How the nodes of several ranks are checked before they train; None: they are not.
     """
 
     environment: dict[str, str] = {}
     roles: dict[str, RoleConfig] = {}
     collocate: tuple[CollocateConfig, ...] = ()
     queues: dict[str, QueueConfig] = {}
+    check: CheckConfig | None = None
 
 
 def default_ledger(run_dir: str | None) -> Section:

@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import anyio
 
@@ -16,7 +15,7 @@ from conductor.fleet.together import all_or_first
 from protocols.aio import deadline
 from protocols.errors import ConductorError, DeadlineExceeded, PortFailed, StateLost, Transient, WorkerLost
 from protocols.fleet import Cause, PlannedRole, Vertex
-from protocols.ledger import Incident
+from protocols.ledger import Incident, Level, Verdict
 from protocols.messages import WeightVersion, WorkerId
 
 Probe = Callable[[WorkerId], Awaitable[object]]
@@ -25,8 +24,14 @@ Probe = Callable[[WorkerId], Awaitable[object]]
 Drain = Callable[[Collection[WorkerId]], Awaitable[None]]
 """Gives some workers nothing more to do, and waits, not for ever, until they have done what they had."""
 
-Move = Callable[[Collection[WorkerId], Cause, Journal], Awaitable[tuple[str, ...]]]
-"""Gives workers other places that were lost for a cause, where that is better; says what was done."""
+Lose = Callable[[Collection[WorkerId], Cause], None]
+"""Takes note that workers were lost where they are."""
+
+Move = Callable[[Collection[WorkerId], Journal], Awaitable[tuple[str, ...]]]
+"""Gives workers other places that were lost, where that is better; says what was done."""
+
+Check = Callable[[Journal], Awaitable[tuple[WorkerId, ...]]]
+"""Checks the nodes of the workers, now that some are new; returns those on nodes that must not be used."""
 
 _LOOK_S = 2.0
 """Between two looks at the workers; a call that finds one lost does not wait for it."""
@@ -45,7 +50,7 @@ class _Course:
     failure: ConductorError
     lost: tuple[WorkerId, ...]
     left: int
-    level: Literal["worker", "role", "job"] = "worker"
+    level: Level = "worker"
     attempts: int = 0
     details: list[str] = field(default_factory=list[str])
 
@@ -69,7 +74,9 @@ class Failover:
         replaced: As above.
         drain: Before workers are replaced whose places are about to be taken away; None: they are replaced when they
             are gone.
+        lose: When workers are lost, and again when they cannot be launched; None: nobody counts it.
         move: Before workers are launched again; None: they stay where they are.
+        check: When workers are on other nodes than before; None: those are trusted.
     """
 
     def __init__(
@@ -87,7 +94,9 @@ class Failover:
         self.attendance = attendance or Attendance()
         self.replaced = replaced
         self.drain: Drain | None = None
+        self.lose: Lose | None = None
         self.move: Move | None = None
+        self.check: Check | None = None
         self._group = group
         self._holds_state = holds_state
         self._probe = probe
@@ -251,18 +260,37 @@ class Failover:
             decision = decide(self._situation(course, cause, journal.trained()))
             if isinstance(decision, Raise):
                 raise decision.error from course.failure
+            if self.lose is not None:
+                self.lose(course.lost, cause)
             await self._follow(decision, course, journal.trained())
             course.attempts += 1
             try:
-                if self.move is not None:
-                    course.details += await self.move(course.lost, cause, journal)
+                moved = () if self.move is None else await self.move(course.lost, journal)
+                course.details += moved
                 await self._group.replace(course.lost)
+                if moved:
+                    course.level = "node"
+                    await self._check(course, journal)
             except (Transient, PortFailed) as exc:
                 course.failure, cause = exc, _cause_of(exc)
                 course.details.append(str(exc))
                 journal.log.warning("failover.failed", role=self.role.name, attempts=course.attempts, error=str(exc))
             else:
                 return
+
+    async def _check(self, course: _Course, journal: Journal) -> None:
+        """Check the nodes of a role whose workers have moved.
+
+        Raises:
+            WorkerLost: Some must not be used; their workers belong to what is lost.
+        """
+        faulty = () if self.check is None else await self.check(journal)
+        if faulty:
+            course.lost = tuple(member for member in self.members if member in {*course.lost, *faulty})
+            course.left = len(self.members) - len(course.lost)
+            for worker in faulty:
+                self.attendance.leave(worker)
+            raise WorkerLost(worker=faulty[0], cause=f"the nodes of {', '.join(faulty)} did not pass the check")
 
     async def _follow(self, decision: Restart, course: _Course, version: WeightVersion) -> None:
         if decision.role:
@@ -291,7 +319,7 @@ class Failover:
                 self.replaced(worker)
             self.attendance.come_back(worker)
 
-    async def _close(self, course: _Course, verdict: Literal["restored", "given_up"], journal: Journal) -> None:
+    async def _close(self, course: _Course, verdict: Verdict, journal: Journal) -> None:
         incident = Incident(
             role=self.role.name,
             workers=course.lost,
