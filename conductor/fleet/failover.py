@@ -13,7 +13,7 @@ from conductor.fleet.group import Sight, WorkerGroup
 from conductor.fleet.journal import Journal
 from conductor.fleet.together import all_or_first
 from protocols.aio import deadline
-from protocols.errors import ConductorError, DeadlineExceeded, PortFailed, StateLost, Transient, WorkerLost
+from protocols.errors import ConductorError, DeadlineExceeded, Infeasible, PortFailed, StateLost, Transient, WorkerLost
 from protocols.fleet import Cause, PlannedRole, Vertex
 from protocols.ledger import Incident, Level, Verdict
 from protocols.messages import WeightVersion, WorkerId
@@ -365,7 +365,7 @@ def _cause_of(failure: ConductorError) -> Cause:
             return "preemption"
         case WorkerLost():
             return "worker"
-        case Transient():
+        case Transient() | Infeasible():
             return "controller"
         case _:
             return "worker"

@@ -52,7 +52,7 @@ def _exchange(request: CheckRequest, ranks: Ranks) -> float:
     def add_up() -> None:
         tensor = torch.full((_TENSOR_BYTES // 4,), float(request.rank + 1))
         group.allreduce([tensor]).wait()  # pyright: ignore[reportAttributeAccessIssue] - torch's stubs lack it
-        _expect(tensor, request.world * (request.world + 1) / 2, "was added up")
+        _expect(tensor, request.world * (request.world + 1) / 2, "were added up")
 
     add_up()  # all are there when it ends
     return _fastest(add_up)
@@ -60,12 +60,12 @@ def _exchange(request: CheckRequest, ranks: Ranks) -> float:
 
 def _multiply(device: torch.device) -> None:
     ones = torch.ones(_SIDE, _SIDE, device=device)
-    _expect(ones @ ones, float(_SIDE), "was multiplied")
+    _expect(ones @ ones, float(_SIDE), "were multiplied")
 
 
 def _expect(tensor: torch.Tensor, value: float, what: str) -> None:
     if wrong := int((tensor != value).sum()):
-        raise PortFailed(f"{wrong} of {tensor.numel()} numbers are wrong that {what}")
+        raise PortFailed(f"{wrong} of {tensor.numel()} numbers that {what} are wrong")
 
 
 def _fastest(act: Callable[[], None]) -> float:
