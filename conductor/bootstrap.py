@@ -14,6 +14,7 @@ from conductor.core.planning.wishes import EPISODE, EVALUATION, REWARD
 from conductor.core.quarantine import Quarantine
 from conductor.core.staleness import SAMPLERS, Policy, Sampler
 from conductor.core.waits import Waits
+from conductor.fleet.hooks import Hooks
 from conductor.fleet.planned import planned, write_plan
 from conductor.fleet.spread import Executors, Graders
 from conductor.opening import Opener
@@ -43,6 +44,7 @@ async def open_ports(
     resume: bool = False,
     plan: Plan | None = None,
     quarantine: Quarantine | None = None,
+    hooks: Hooks | None = None,
     log: FilteringBoundLogger,
 ) -> AsyncGenerator[Ports]:
     """Open everything that the job names and the caller did not bring, and close it in the reverse order.
@@ -57,6 +59,7 @@ async def open_ports(
         resume: Whether the run goes on with what its folder holds, if it holds one.
         plan: Where the workers run; None: made here, of what the backend has.
         quarantine: What earlier lives of the run, in this process, have set aside.
+        hooks: Are told of the worker groups.
         log: Is told what happens while the workers are launched.
 
     Raises:
@@ -80,6 +83,7 @@ async def open_ports(
             waits=waits,
             at_once=inventory.own_processes,
             quarantine=quarantine,
+            hooks=hooks or Hooks((), patience_s=0.0, log=log),
             log=log,
         )
         ledger = await opener.ledger(workloads) if resume else None
@@ -102,6 +106,9 @@ async def open_ports(
         await bounded_home.launcher.serve(await inference.endpoint(), inference)
         executor = workloads.executor or await opener.several(RolloutExecutorPort, EPISODE, Executors)
         grader = opener.bound(GraderPort, workloads.grader or await opener.several(GraderPort, REWARD, Graders))
+        evaluation_ports = await _evaluation_ports(opener, workloads, evaluation, grader, reserved)
+        for group in opener.groups:
+            await opener.hooks.started(group)
         yield Ports(
             backend=bounded_home,
             prompts=prompts,
@@ -111,12 +118,13 @@ async def open_ports(
             trainer=opener.bound(TrainerPort, trainer),
             ledger=ledger,
             trackers=trackers,
-            evaluation=await _evaluation_ports(opener, workloads, evaluation, grader, reserved),
+            evaluation=evaluation_ports,
             failovers=tuple(opener.failovers),
             scaler=opener.scaler,
             quarantine=quarantine,
             lose=opener.mover.lose,
             incidents=tuple(opener.incidents),
+            told=opener.hooks.failed_over,
         )
 
 

@@ -210,6 +210,8 @@ class FleetConfig(Message, frozen=True, kw_only=True):
         collocate: What lies together.
         queues: Between roles, by name.
         check: How the nodes of several ranks are checked before they train; None: they are not.
+        hooks: Classes of the user's that are told of the groups, ``module:name`` each, and what they are made with.
+        answer_s: How long a hook, or the master of a role, may take for one call.
     """
 
     environment: dict[str, str] = {}
@@ -217,6 +219,8 @@ class FleetConfig(Message, frozen=True, kw_only=True):
     collocate: tuple[CollocateConfig, ...] = ()
     queues: dict[str, QueueConfig] = {}
     check: CheckConfig | None = None
+    hooks: tuple[Section, ...] = ()
+    answer_s: Seconds = 10.0
 
 
 def default_ledger(run_dir: str | None) -> Section:

@@ -21,6 +21,7 @@ from conductor.fleet.attendance import Attendance
 from conductor.fleet.budget import Budget
 from conductor.fleet.failover import Failover, Probe
 from conductor.fleet.group import WorkerGroup, open_group
+from conductor.fleet.hooks import Hooks
 from conductor.fleet.journal import Journal
 from conductor.fleet.moving import Fleet, Mover
 from conductor.fleet.policy import open_ranks
@@ -60,6 +61,7 @@ class Opener:
         waits: Where open calls are noted.
         at_once: Whether the workers of a role are launched at once.
         quarantine: Which failure domains are set aside.
+        hooks: Are told of the groups.
         log: The run's.
 
     Attributes:
@@ -67,6 +69,7 @@ class Opener:
         mover: Knows where each worker is.
         incidents: What happened until now.
         failovers: Of every role that was launched.
+        groups: Their workers.
         scaler: Changes the number of engines; None: none were launched.
         roles: How workers reach one another.
     """
@@ -88,6 +91,7 @@ class Opener:
         waits: Waits,
         at_once: bool,
         quarantine: Quarantine,
+        hooks: Hooks,
         log: FilteringBoundLogger,
     ) -> None:
         self.cfg = cfg
@@ -95,7 +99,9 @@ class Opener:
         self._backend = backend
         self._bounded = bounded_home
         self._quarantine = quarantine
-        self._journal = Journal(trained=lambda: WeightVersion(0), record=self._record, log=log)
+        self._journal = Journal(trained=lambda: WeightVersion(0), record=self._record, log=log, told=hooks.failed_over)
+        self.hooks = hooks
+        self.groups: list[WorkerGroup] = []
         self.incidents: list[Incident | Scaled] = []
         self._stack = stack
         self._waits = waits
@@ -156,6 +162,7 @@ class Opener:
             raise InvariantError(f"the plan has no worker of the role {role}, and validation let it pass")
         attendance = Attendance()
         self._let_call(role, attendance)
+        await self._stack.enter_async_context(self.hooks.around(role, vertices))
         group = await self._stack.enter_async_context(
             open_group(
                 vertices,
@@ -166,6 +173,8 @@ class Opener:
                 at_once=self._at_once,
             )
         )
+        await self._stack.enter_async_context(self.hooks.within(role, vertices))
+        self.groups.append(group)
         planned_role, answer_s = self.fleet.role(role), self._answer_s
         failover = Failover(
             planned_role, group, attendance=attendance, holds_state=role == POLICY, probe=probe, answer_s=answer_s

@@ -1,5 +1,6 @@
 """The ports of one run: opened from the job, or made by hand."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from conductor.core.quarantine import Quarantine
@@ -70,7 +71,7 @@ class Ports:
 
     ``failovers``: of the roles whose workers the run launched. ``scaler``: of its engines; None: it launched none.
     ``quarantine``: which failure domains are set aside. ``lose``: takes note of workers that went with what they held.
-    ``incidents``: what happened while the ports were opened.
+    ``incidents``: what happened while the ports were opened. ``told``: is told of what happens later.
     """
 
     backend: Backend
@@ -87,3 +88,4 @@ class Ports:
     quarantine: Quarantine = field(default_factory=Quarantine)
     lose: Lose | None = None
     incidents: tuple[Incident | Scaled, ...] = ()
+    told: Callable[[Incident], Awaitable[None]] | None = None

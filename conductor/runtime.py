@@ -1,6 +1,6 @@
 """One run: ports open, the stages in one root task group, the first failure out, nothing left behind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from conductor.core.publication import Publication
 from conductor.core.quarantine import Quarantine
 from conductor.core.waits import Waits
 from conductor.failures import Failures, note_later
+from conductor.fleet.hooks import Hooks
 from conductor.fleet.journal import Journal
 from conductor.fleet.rewinding import Rewinding
 from conductor.observe.guarded import Guarded
@@ -56,6 +57,7 @@ async def run(
     resume: bool = False,
     control: bool = False,
     plan: Plan | None = None,
+    hooks: Sequence[object] = (),
 ) -> RunResult:
     """Conduct one run of a job without problems; see ``Conductor.run``.
 
@@ -77,6 +79,7 @@ async def run(
                 resume=resume,
                 plan=plan,
                 quarantine=quarantine,
+                hooks=Hooks(hooks, patience_s=cfg.fleet.answer_s, log=log),
                 log=log,
             ) as ports:
                 ctx = make_context(cfg, ports, waits, log=log, observer=watcher, failures=failures)
@@ -203,7 +206,7 @@ def journal_of(ctx: RunContext) -> Journal:
     def save() -> None:
         ctx.checkpoint_wanted = True
 
-    return Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log, save=save)
+    return Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log, save=save, told=ctx.ports.told)
 
 
 def _result(ctx: RunContext, seconds: float) -> RunResult:

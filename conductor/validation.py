@@ -17,6 +17,8 @@ from conductor.core.planning.request import request_of
 from conductor.core.planning.wishes import FIELDS, OWN_SECTION, POLICY
 from conductor.core.staleness import SAMPLERS
 from conductor.decoding import decode, decode_fields
+from conductor.fleet.hooks import POINTS
+from conductor.fleet.users import find_unusable
 from conductor.jobfile import holds_run
 from protocols.adapters import Adapter, UnknownAdapter, known_kinds, missing_module, resolve
 from protocols.errors import Problem
@@ -326,6 +328,8 @@ def _fleet(fields: Mapping[str, Any], site: Site, given: Collection[str]) -> Ite
         return
     request = request_of(fields, given)
     yield from request.problems
+    for number, hook in enumerate(fields["fleet"].hooks):
+        yield from find_unusable(f"fleet.hooks[{number}]", hook, POINTS, site.job_dir)
     for wish in request.wishes:
         if wish.name == POLICY:
             yield from _ranks(wish.adapter, wish.instances, site)
