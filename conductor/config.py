@@ -143,6 +143,8 @@ class RoleConfig(Message, frozen=True, kw_only=True):
         restarts: Failure budget, one for each cause.
         min, max: Fewest and most instances that ``conductor scale`` may ask for while the run goes on, for the role
             ``rollout``; None: one, and as many as find a place.
+        master: A class of the user's that looks after the role beside the controller, ``module:name``, and what it is
+            made with; None: the default policy decides alone.
     """
 
     kind: str | None = None
@@ -161,6 +163,7 @@ class RoleConfig(Message, frozen=True, kw_only=True):
     restarts: Restarts = Restarts()
     min: PositiveInt | None = None
     max: PositiveInt | None = None
+    master: Section | None = None
 
 
 class CollocateConfig(Message, frozen=True, kw_only=True):

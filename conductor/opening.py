@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 
 from conductor.bounded import bounded
 from conductor.bounds import find_capacity_problems
-from conductor.config import RunConfig
+from conductor.config import RoleConfig, RunConfig
 from conductor.core.evaluation import evaluations_prefix
 from conductor.core.planning.wishes import POLICY, ROLES, ROLLOUT
 from conductor.core.quarantine import Quarantine
@@ -23,12 +23,14 @@ from conductor.fleet.failover import Failover, Probe
 from conductor.fleet.group import WorkerGroup, open_group
 from conductor.fleet.hooks import Hooks
 from conductor.fleet.journal import Journal
+from conductor.fleet.master import Master
 from conductor.fleet.moving import Fleet, Mover
 from conductor.fleet.policy import open_ranks
 from conductor.fleet.pools import Pool, drainer, either
 from conductor.fleet.reservation import Reservations, open_reservations
 from conductor.fleet.roles import RoleDesk, carrier
 from conductor.fleet.scaling import Hold, Scaler
+from conductor.fleet.users import make
 from conductor.ports import Workloads
 from protocols.adapters import Host, load_object, resolve
 from protocols.backend import Backend
@@ -160,6 +162,7 @@ class Opener:
         vertices, deadlines = self.fleet.workers(role), self.cfg.deadlines
         if not vertices:
             raise InvariantError(f"the plan has no worker of the role {role}, and validation let it pass")
+        master = self._master(role)
         attendance = Attendance()
         self._let_call(role, attendance)
         await self._stack.enter_async_context(self.hooks.around(role, vertices))
@@ -179,9 +182,17 @@ class Opener:
         failover = Failover(
             planned_role, group, attendance=attendance, holds_state=role == POLICY, probe=probe, answer_s=answer_s
         )
+        failover.master = master
         failover.lose, failover.move = self.mover.lose, partial(self.mover.move, group)
         self.failovers.append(failover)
         return failover, group
+
+    def _master(self, role: str) -> Master | None:
+        section = self.cfg.fleet.roles.get(role, RoleConfig()).master
+        if section is None:
+            return None
+        user = make(f"fleet.roles.{role}.master", section, self._site.job_dir)
+        return Master(role, user, patience_s=self.cfg.fleet.answer_s, log=self._journal.log)
 
     def _let_call(self, role: str, attendance: Attendance) -> None:
         """Let the workers of a role be called by others; not those that the controller has to itself."""
@@ -235,6 +246,7 @@ class Opener:
         drain_s = self.cfg.deadlines.publish / 2
         failover.replaced, failover.drain = pool.replaced, drainer(pool, within_s=drain_s)
         self.scaler = self._scaler(failover, pool, evaluating)
+        failover.let_go = self.scaler.let_go
         if not evaluating:
             return pool, None
         reserved = await self._pool({member: engine for member, engine in engines.items() if member in evaluating})

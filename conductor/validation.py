@@ -17,7 +17,7 @@ from conductor.core.planning.request import request_of
 from conductor.core.planning.wishes import FIELDS, OWN_SECTION, POLICY
 from conductor.core.staleness import SAMPLERS
 from conductor.decoding import decode, decode_fields
-from conductor.fleet.hooks import POINTS
+from conductor.fleet import hooks, master
 from conductor.fleet.users import find_unusable
 from conductor.jobfile import holds_run
 from protocols.adapters import Adapter, UnknownAdapter, known_kinds, missing_module, resolve
@@ -329,7 +329,10 @@ def _fleet(fields: Mapping[str, Any], site: Site, given: Collection[str]) -> Ite
     request = request_of(fields, given)
     yield from request.problems
     for number, hook in enumerate(fields["fleet"].hooks):
-        yield from find_unusable(f"fleet.hooks[{number}]", hook, POINTS, site.job_dir)
+        yield from find_unusable(f"fleet.hooks[{number}]", hook, hooks.POINTS, site.job_dir)
+    for name, role in fields["fleet"].roles.items():
+        if role.master is not None:
+            yield from find_unusable(f"fleet.roles.{name}.master", role.master, master.POINTS, site.job_dir)
     for wish in request.wishes:
         if wish.name == POLICY:
             yield from _ranks(wish.adapter, wish.instances, site)

@@ -197,7 +197,7 @@ class Resumed(Message, frozen=True, kw_only=True, tag="resumed"):
 
 
 Level = Literal["worker", "role", "node", "job"]
-Verdict = Literal["restored", "given_up", "noted"]
+Verdict = Literal["restored", "resized", "given_up", "noted"]
 
 
 class Incident(Message, frozen=True, kw_only=True, tag="incident"):
@@ -210,7 +210,8 @@ class Incident(Message, frozen=True, kw_only=True, tag="incident"):
         level: How far it went: the workers, all of their role, their nodes, which they left for others, or the whole
             job, which it ended or took back to its last checkpoint.
         attempts: Times that they were launched.
-        verdict: Whether they are there again, or the job was given up, or nothing was done but to take note.
+        verdict: Whether they are there again, or the role goes on without them, or the job was given up, or nothing was
+            done but to take note.
         detail: Why they were lost, and where it was given up, why.
         version: The trainer's version when it began.
         seconds: How long it took.
