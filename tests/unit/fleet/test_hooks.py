@@ -96,13 +96,13 @@ class Lived:
     seconds: float = 0.0
 
 
-def live(*hooks: object, crash: bool = True, refused: str = "", **fleet: Any) -> Lived:
+def live(*hooks: object, refused: str = "", engines: int = 1, **fleet: Any) -> Lived:
     """Run a job, one engine of which dies; or is told that the launcher refuses a worker."""
     lived = Lived()
 
     async def conduct() -> None:
         options: dict[str, Any] = {"sample": "constant:2.0", "train": "constant:1.0", "publish": "constant:0.1"}
-        cfg = in_simulation(run_config(steps=24, batch_groups=1, max_age=1), options)
+        cfg = in_simulation(run_config(steps=24, batch_groups=1, max_age=1, engines=engines), options)
         cfg = msgspec.structs.replace(cfg, fleet=FleetConfig(answer_s=PATIENCE_S, **fleet))
         async with open_world(Config(**options), site_of(cfg)) as world, open_tasks() as tasks:
             launcher = world.backend.launcher
@@ -120,8 +120,8 @@ def live(*hooks: object, crash: bool = True, refused: str = "", **fleet: Any) ->
 
             async def disturb() -> None:
                 await anyio.sleep(16)
-                if crash:
-                    launcher.crash("rollout/0", 1.0)
+
+                launcher.crash("rollout/0", 1.0)
 
             tasks.start_soon(disturb)
             workloads = Workloads(prompts=world.prompts, ledger=world.ledger, trackers=())
