@@ -1,9 +1,12 @@
 """The one entry point."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from conductor import runtime
 from conductor.config import RunConfig
+from conductor.fleet.users import make
 from conductor.observe.observer import Observer, Unwatched
 from conductor.ports import Workloads
 from conductor.result import RunResult
@@ -27,6 +30,7 @@ class Conductor:
         resume: bool = False,
         control: bool = False,
         plan: Plan | None = None,
+        hooks: Sequence[object] = (),
     ) -> RunResult:
         """Run a job to its end.
 
@@ -41,6 +45,8 @@ class Conductor:
             control: Serve a socket in ``cfg.run_dir``, over which ``conductor status``, ``why``, ``stop`` and
                 ``checkpoint`` ask this run.
             plan: Where workers run, from ``conductor plan`` and edited or not; None: it is made.
+            hooks: Objects that are told of the worker groups, after those that the job names; see
+                ``conductor.fleet.hooks.POINTS``.
 
         Returns:
             What was trained, and where every admitted group ended.
@@ -64,6 +70,8 @@ class Conductor:
         cfg = msgspec.structs.replace(cfg, job_dir=site.job_dir, run_dir=site.run_dir)
         if cfg.run_dir is not None and (problem := make_folder(cfg.run_dir)):
             raise ConfigError([problem])
+        named = enumerate(cfg.fleet.hooks)
+        made = [make(f"fleet.hooks[{number}]", section, site.job_dir) for number, section in named]
         return await runtime.run(
             cfg,
             backend=backend,
@@ -73,4 +81,5 @@ class Conductor:
             resume=resume,
             control=control,
             plan=plan,
+            hooks=(*made, *hooks),
         )

@@ -143,6 +143,8 @@ class RoleConfig(Message, frozen=True, kw_only=True):
         restarts: Failure budget, one for each cause.
         min, max: Fewest and most instances that ``conductor scale`` may ask for while the run goes on, for the role
             ``rollout``; None: one, and as many as find a place.
+        master: A class of the user's that looks after the role beside the controller, ``module:name``, and what it is
+            made with; None: the default policy decides alone.
     """
 
     kind: str | None = None
@@ -161,6 +163,7 @@ class RoleConfig(Message, frozen=True, kw_only=True):
     restarts: Restarts = Restarts()
     min: PositiveInt | None = None
     max: PositiveInt | None = None
+    master: Section | None = None
 
 
 class CollocateConfig(Message, frozen=True, kw_only=True):
@@ -187,6 +190,20 @@ class QueueConfig(Message, frozen=True, kw_only=True):
     size: PositiveInt = 16
 
 
+class CheckConfig(Message, frozen=True, kw_only=True):
+    """Checking the nodes of the ranks before they train, and again when some have moved.
+
+    Attributes:
+        deadline_s: How long one trial of a pair may take.
+        slower: A node is slow that took more than this many times the median.
+        exclude_slow: Whether a slow node is set aside like one that failed, or only told of.
+    """
+
+    deadline_s: Seconds = 60.0
+    slower: Annotated[float, Meta(gt=1)] = 2.0
+    exclude_slow: bool = False
+
+
 class FleetConfig(Message, frozen=True, kw_only=True):
     """Where the workers of a job run, and with what.
 
@@ -195,12 +212,18 @@ class FleetConfig(Message, frozen=True, kw_only=True):
         roles: By name; a role that is not named has one instance, which shares what is there.
         collocate: What lies together.
         queues: Between roles, by name.
+        check: How the nodes of several ranks are checked before they train; None: they are not.
+        hooks: Classes of the user's that are told of the groups, ``module:name`` each, and what they are made with.
+        answer_s: How long a hook, or the master of a role, may take for one call.
     """
 
     environment: dict[str, str] = {}
     roles: dict[str, RoleConfig] = {}
     collocate: tuple[CollocateConfig, ...] = ()
     queues: dict[str, QueueConfig] = {}
+    check: CheckConfig | None = None
+    hooks: tuple[Section, ...] = ()
+    answer_s: Seconds = 10.0
 
 
 def default_ledger(run_dir: str | None) -> Section:

@@ -8,6 +8,7 @@ from typing import Literal, TypeVarTuple, cast
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import structs
 from structlog.typing import FilteringBoundLogger
 
 from conductor.config import RunConfig
@@ -183,9 +184,11 @@ class RunContext:
 
     async def record_incident(self, incident: Incident | Scaled) -> None:
         """Write a failover or a change of size down, as soon as there is a record of this life of the run."""
+        if isinstance(incident, Incident):
+            if incident.role == POLICY and incident.verdict == "restored":
+                self.rank_replaced.set()
+            incident = structs.replace(incident, aside=self.ports.quarantine.left(anyio.current_time()))
         self.incidents.append(incident)
-        if isinstance(incident, Incident) and incident.role == POLICY and incident.verdict == "restored":
-            self.rank_replaced.set()
         if self.unrecorded is None:
             await self.record(incident)
         else:

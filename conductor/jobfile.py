@@ -40,6 +40,8 @@ def as_in_file(value: Any) -> Any:
             return {"kind": kind, **options}
         case msgspec.Struct():
             return {name: as_in_file(one) for name, one in msgspec.structs.asdict(value).items()}
+        case dict():
+            return {name: as_in_file(one) for name, one in cast("dict[str, Any]", value).items()}
         case tuple():
             return [as_in_file(one) for one in cast("tuple[Any, ...]", value)]
         case _:

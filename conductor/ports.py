@@ -1,13 +1,15 @@
 """The ports of one run: opened from the job, or made by hand."""
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
-from conductor.fleet.failover import Failover
+from conductor.core.quarantine import Quarantine
+from conductor.fleet.failover import Failover, Lose
 from conductor.fleet.scaling import Scaler
 from protocols.backend import Backend
 from protocols.grading import GraderPort
 from protocols.inference import InferenceControllerPort
-from protocols.ledger import LedgerPort
+from protocols.ledger import Incident, LedgerPort, Scaled
 from protocols.prompts import PromptSourcePort
 from protocols.rollouts import RolloutExecutorPort
 from protocols.tracking import TrackerPort
@@ -68,6 +70,8 @@ class Ports:
     """Everything the controller talks to; ``evaluation`` is None where the job has none.
 
     ``failovers``: of the roles whose workers the run launched. ``scaler``: of its engines; None: it launched none.
+    ``quarantine``: which failure domains are set aside. ``lose``: takes note of workers that went with what they held.
+    ``incidents``: what happened while the ports were opened. ``told``: is told of what happens later.
     """
 
     backend: Backend
@@ -81,3 +85,7 @@ class Ports:
     evaluation: EvaluationPorts | None = None
     failovers: tuple[Failover, ...] = ()
     scaler: Scaler | None = None
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    lose: Lose | None = None
+    incidents: tuple[Incident | Scaled, ...] = ()
+    told: Callable[[Incident], Awaitable[None]] | None = None

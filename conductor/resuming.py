@@ -113,6 +113,21 @@ def evaluations_of(events: Sequence[LedgerEvent]) -> list[Evaluated]:
     return done
 
 
+def aside_of(events: Sequence[LedgerEvent]) -> dict[str, float]:
+    """Return which failure domains a run had set aside when it ended, and for how many seconds more.
+
+    As its last incident has it, less what the run has trained since: the time between two lives does not count.
+    """
+    left, at_s, now_s = dict[str, float](), 0.0, 0.0
+    for event in events:
+        if isinstance(event, Stepped):
+            now_s = event.seconds
+        elif isinstance(event, Incident):
+            left, at_s = event.aside, now_s
+    passed_s = max(0.0, now_s - at_s)
+    return {domain: seconds - passed_s for domain, seconds in left.items() if seconds > passed_s}
+
+
 def _origin(events: Sequence[LedgerEvent]) -> RunStarted:
     if not isinstance(events[0], RunStarted):
         raise CorruptLedger(f"the record begins with {type(events[0]).__name__}, not with the start of a run")

@@ -1,6 +1,6 @@
 """One run: ports open, the stages in one root task group, the first failure out, nothing left behind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -18,10 +18,13 @@ from conductor.control.desk import Desk
 from conductor.control.server import open_control
 from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
+from conductor.core.failover import state_cause
 from conductor.core.planning.wishes import POLICY
 from conductor.core.publication import Publication
+from conductor.core.quarantine import Quarantine
 from conductor.core.waits import Waits
 from conductor.failures import Failures, note_later
+from conductor.fleet.hooks import Hooks
 from conductor.fleet.journal import Journal
 from conductor.fleet.rewinding import Rewinding
 from conductor.observe.guarded import Guarded
@@ -39,7 +42,7 @@ from protocols.backend import Backend
 from protocols.errors import InvariantError, Stalled, StateLost, Stopped
 from protocols.fleet import Plan
 from protocols.ledger import Graded
-from protocols.messages import DispatchId, LeaseId, WeightVersion
+from protocols.messages import DispatchId, LeaseId, WeightVersion, WorkerId
 
 T = TypeVar("T")
 
@@ -54,6 +57,7 @@ async def run(
     resume: bool = False,
     control: bool = False,
     plan: Plan | None = None,
+    hooks: Sequence[object] = (),
 ) -> RunResult:
     """Conduct one run of a job without problems; see ``Conductor.run``.
 
@@ -61,13 +65,22 @@ async def run(
     its own, as a resume in another process would.
     """
     waits = Waits(clock())
+    quarantine = Quarantine()
     desk, rewinding = Desk(cfg, waits), Rewinding(POLICY, cfg.fleet.roles.get(POLICY, RoleConfig()).restarts)
 
     async def live(log: FilteringBoundLogger, watcher: Observer, *, resume: bool) -> RunResult:
         failures = Failures()
         try:
             async with open_ports(
-                cfg, backend=backend, workloads=workloads, waits=waits, resume=resume, plan=plan
+                cfg,
+                backend=backend,
+                workloads=workloads,
+                waits=waits,
+                resume=resume,
+                plan=plan,
+                quarantine=quarantine,
+                hooks=Hooks(hooks, patience_s=cfg.fleet.answer_s, log=log),
+                log=log,
             ) as ports:
                 ctx = make_context(cfg, ports, waits, log=log, observer=watcher, failures=failures)
                 ctx.resume, ctx.rewinding = resume, rewinding
@@ -120,7 +133,7 @@ def make_context(
     cfg: RunConfig, ports: Ports, waits: Waits, *, log: FilteringBoundLogger, observer: Observer, failures: Failures
 ) -> RunContext:
     """Return the state of a run that has not begun."""
-    return RunContext(
+    ctx = RunContext(
         cfg=cfg,
         ports=ports,
         log=log,
@@ -138,6 +151,9 @@ def make_context(
         sampler=sampler_of(cfg),
         waits=waits,
     )
+    ctx.incidents.extend(ports.incidents)
+    ctx.unrecorded = list(ports.incidents)
+    return ctx
 
 
 async def conduct(ctx: RunContext) -> RunResult:
@@ -170,6 +186,8 @@ async def conduct(ctx: RunContext) -> RunResult:
         error = exc
         if isinstance(loss := ctx.failures.first, StateLost):
             ctx.rewinding.judge(loss, version=ctx.trained, checkpoint=ctx.saved)
+            if ctx.ports.lose is not None:
+                ctx.ports.lose(tuple(map(WorkerId, loss.workers)), state_cause(loss))
         raise
     finally:
         with anyio.move_on_after(2 * ctx.cfg.deadlines.abort, shield=True) as scope:
@@ -188,7 +206,7 @@ def journal_of(ctx: RunContext) -> Journal:
     def save() -> None:
         ctx.checkpoint_wanted = True
 
-    return Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log, save=save)
+    return Journal(trained=lambda: ctx.trained, record=ctx.record_incident, log=ctx.log, save=save, told=ctx.ports.told)
 
 
 def _result(ctx: RunContext, seconds: float) -> RunResult:

@@ -17,6 +17,8 @@ from conductor.core.planning.request import request_of
 from conductor.core.planning.wishes import FIELDS, OWN_SECTION, POLICY
 from conductor.core.staleness import SAMPLERS
 from conductor.decoding import decode, decode_fields
+from conductor.fleet import hooks, master
+from conductor.fleet.users import find_unusable
 from conductor.jobfile import holds_run
 from protocols.adapters import Adapter, UnknownAdapter, known_kinds, missing_module, resolve
 from protocols.errors import Problem
@@ -326,6 +328,11 @@ def _fleet(fields: Mapping[str, Any], site: Site, given: Collection[str]) -> Ite
         return
     request = request_of(fields, given)
     yield from request.problems
+    for number, hook in enumerate(fields["fleet"].hooks):
+        yield from find_unusable(f"fleet.hooks[{number}]", hook, hooks.POINTS, site.job_dir)
+    for name, role in fields["fleet"].roles.items():
+        if role.master is not None:
+            yield from find_unusable(f"fleet.roles.{name}.master", role.master, master.POINTS, site.job_dir)
     for wish in request.wishes:
         if wish.name == POLICY:
             yield from _ranks(wish.adapter, wish.instances, site)

@@ -6,6 +6,7 @@ in place of a call, ``KIND@METHOD[:WORKER]@TIME[+SECONDS]``::
     hang@Engine.generate:rollout/1#3          the third group sent to rollout/1 never comes back
     slow_ledger@Ledger.append#7+2.5           the seventh append takes 2.5 s longer
     preemption@Engine:rollout/0@12.5+30       rollout/0 is taken away after 12.5 s, and back after 30 s more
+    notice@Engine:rollout/0@12.5+30           it is told after 12.5 s that it will be taken away after 30 s more
 """
 
 import re
@@ -19,6 +20,7 @@ from protocols.messages import Message
 FaultKind = Literal[
     "crash",
     "preemption",
+    "notice",
     "hang",
     "slow",
     "lost_request",
@@ -36,6 +38,8 @@ FaultKind = Literal[
     grader is there again after ``lasts_s``, empty; a trainer is not, unless it is launched anew: nobody else knows its
     parameters.
 ``preemption``: The same at a moment, whether or not it is called.
+``notice``: It is told at a moment that its place will be taken away after ``lasts_s``, and then that is. Who left it
+    by then, launched anew elsewhere, loses nothing; who did not may be launched anew at once.
 ``hang``: The call reaches nobody and never returns.
 ``slow``: It takes ``lasts_s`` longer.
 ``lost_request``: It reaches nobody, and fails after ``lasts_s``.
@@ -50,6 +54,9 @@ FaultKind = Literal[
 """
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+AT_A_MOMENT: frozenset[FaultKind] = frozenset({"preemption", "notice"})
+"""Kinds that need no call."""
 
 HOSTED = ("Engine", "RolloutExecutor", "Grader", "Trainer")
 """Ports of workloads that a launcher hosts, so that calls and replies are messages that may go astray."""
@@ -68,6 +75,7 @@ _STORE = ("Payload.get", "Payload.put", "Payload.release")
 METHODS: Mapping[FaultKind, tuple[str, ...]] = {
     "crash": _ALL_HOSTED,
     "preemption": HOSTED,
+    "notice": HOSTED,
     "hang": (*_ALL_HOSTED, *_STORE, "PromptSource.draw", "Ledger.append"),
     "slow": (*_ALL_HOSTED, *_STORE, "PromptSource.draw"),
     "lost_request": _ALL_HOSTED,
@@ -87,7 +95,7 @@ class Fault(Message, frozen=True, kw_only=True):
 
     Attributes:
         kind: What.
-        method: ``Port.method`` without the word Port; for ``preemption`` the port alone.
+        method: ``Port.method`` without the word Port; for what happens ``AT_A_MOMENT`` the port alone.
         worker: Of which worker; None: of any.
         call: At which of its calls, from 1; None where ``at_s`` says when.
         at_s: From which moment on, in seconds since the start.

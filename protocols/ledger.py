@@ -196,6 +196,10 @@ class Resumed(Message, frozen=True, kw_only=True, tag="resumed"):
     version: WeightVersion
 
 
+Level = Literal["worker", "role", "node", "job"]
+Verdict = Literal["restored", "resized", "given_up", "noted"]
+
+
 class Incident(Message, frozen=True, kw_only=True, tag="incident"):
     """A failover, from the loss of workers to its verdict. Written when it ends; it is in no accounts.
 
@@ -203,24 +207,27 @@ class Incident(Message, frozen=True, kw_only=True, tag="incident"):
         role: Whose workers.
         workers: Those that were lost, or launched again with them.
         cause: What began it.
-        level: How far it went: the workers, all of their role, or the whole job, which it ended or took back to its
-            last checkpoint.
+        level: How far it went: the workers, all of their role, their nodes, which they left for others, or the whole
+            job, which it ended or took back to its last checkpoint.
         attempts: Times that they were launched.
-        verdict: Whether they are there again, or the job was given up.
+        verdict: Whether they are there again, or the role goes on without them, or the job was given up, or nothing was
+            done but to take note.
         detail: Why they were lost, and where it was given up, why.
         version: The trainer's version when it began.
         seconds: How long it took.
+        aside: Failure domains that were set aside when it ended, and for how many seconds more.
     """
 
     role: str
     workers: tuple[WorkerId, ...]
     cause: Cause
-    level: Literal["worker", "role", "job"]
+    level: Level
     attempts: int
-    verdict: Literal["restored", "given_up"]
+    verdict: Verdict
     detail: str
     version: WeightVersion
     seconds: float
+    aside: dict[str, float] = {}
 
 
 class Scaled(Message, frozen=True, kw_only=True, tag="scaled"):

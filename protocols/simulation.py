@@ -50,12 +50,14 @@ class Observed:
         hits: Faults that happened, in order.
         trace: One line for every call of a port, every event of the record and every fault; None: not wanted.
         unstopped: Requests that still ran on an engine when it was ended for good.
+        unheeded: Workers that were where they were when their place was taken away of which notice had been given.
         trained: ``lease/attempt`` of all groups of every step that the trainer applied, in order.
     """
 
     hits: list[FaultHit] = field(default_factory=list)
     trace: list[str] | None = None
     unstopped: list[str] = field(default_factory=list)
+    unheeded: list[str] = field(default_factory=list)
     trained: list[tuple[str, ...]] = field(default_factory=list)
 
 

@@ -218,6 +218,31 @@ class Standing(Message, frozen=True, kw_only=True):
     part: bool = False
 
 
+class CheckRequest(Message, frozen=True, kw_only=True):
+    """Some ranks are to compute and to exchange what they computed, to see whether their nodes can.
+
+    Attributes:
+        trial: Counts the trials; nobody meets anybody of another one.
+        rank: Which of them this one is.
+        world: How many they are; 1: it is alone, and exchanges nothing.
+        address: Where they meet, ``host:port``; the first of them offered it.
+        patience_s: How long one waits for the others.
+    """
+
+    trial: int
+    rank: int
+    world: int
+    address: str
+    patience_s: float
+
+
+class CheckReport(Message, frozen=True, kw_only=True):
+    """How long that took, in seconds: computing alone, and exchanging from when all were there."""
+
+    compute_s: float
+    exchange_s: float
+
+
 class RankPort(TrainerPort, Protocol):
     """One of several processes that train one policy together, each its share of every batch.
 
@@ -241,7 +266,18 @@ class RankPort(TrainerPort, Protocol):
         ...
 
     async def offer(self, host: str) -> str:
-        """Offer a place to meet under the name ``host``; returns its address."""
+        """Offer a place to meet under the name ``host``, or its node's own where that is empty; returns its address."""
+        ...
+
+    async def check(self, request: CheckRequest) -> CheckReport:
+        """Compute and exchange a little with some others, which are called at once; nothing that is trained changes.
+
+        It waits for what is under way. Cancelling: it ends within ``patience_s``.
+
+        Raises:
+            PeersLost: Some did not come, or went.
+            PortFailed: What was computed or exchanged is wrong.
+        """
         ...
 
     async def join(self, request: JoinRequest) -> None:

@@ -10,7 +10,7 @@ from anyio.lowlevel import checkpoint
 
 from protocols import wire
 from protocols.errors import Transient, WorkerLost
-from protocols.faults import Fault, FaultPlan
+from protocols.faults import AT_A_MOMENT, Fault, FaultPlan
 from protocols.inference import Generation, Segment
 from protocols.messages import WeightVersion
 from protocols.rollouts import GroupPayload
@@ -93,7 +93,7 @@ class Faults:
     lose_weights: Callable[[str], None]
 
     def __init__(self, plan: FaultPlan, observed: Observed) -> None:
-        self._armed = [_Armed(index, fault) for index, fault in enumerate(plan.faults) if fault.kind != "preemption"]
+        self._armed = [_Armed(index, fault) for index, fault in enumerate(plan.faults) if fault.kind not in AT_A_MOMENT]
         self._planned = bool(self._armed)
         self._observed = observed
         self._mute: set[str] = set()

@@ -33,7 +33,7 @@ class _Worker:
 
     Attributes:
         back_s: When it is there again after a crash; None: it is there.
-        leaving: Whether notice was given that its place is about to be taken away.
+        leaving: Whether notice was given that its place is about to be taken away; ``taken``: whether it was.
     """
 
     def __init__(self, spec: WorkloadSpec, make: Callable[[], Any]) -> None:
@@ -42,13 +42,14 @@ class _Worker:
         self.workload = make()
         self.back_s: float | None = None
         self.leaving = False
+        self.taken = False
         self._calls: dict[anyio.CancelScope, str] = {}
 
     @property
     def state(self) -> WorkerState:
         """As a launcher knows it; one that is there again has not said so before it is called."""
         gone = self.back_s is not None and anyio.current_time() < self.back_s
-        return WorkerState(cause=self.lost().cause) if gone else WorkerState(leaving=self.leaving)
+        return WorkerState(cause=self.lost().cause, preempted=self.taken) if gone else WorkerState(leaving=self.leaving)
 
     @contextmanager
     def calling(self, stage: str) -> Generator[Any]:
@@ -79,7 +80,8 @@ class _Worker:
         return tuple(dict.fromkeys(self._calls.values()))
 
     def lost(self) -> WorkerLost:
-        return WorkerLost(worker=self.spec.worker_id, cause="it crashed" if self.back_s else "it was ended")
+        cause = "its place was taken away" if self.taken else "it crashed" if self.back_s else "it was ended"
+        return WorkerLost(worker=self.spec.worker_id, cause=cause, preempted=self.taken)
 
 
 class SimLauncher(Reachable):
@@ -160,6 +162,18 @@ class SimLauncher(Reachable):
         """Give notice that the place of a worker is about to be taken away."""
         if WorkerId(worker_id) in self._workers:
             self._workers[WorkerId(worker_id)].leaving = True
+
+    def take_away(self, worker_id: str) -> bool:
+        """Take the place away of which notice was given; returns whether the worker was still there.
+
+        It is not there again unless it is launched anew, which it may be at once.
+        """
+        worker = self._workers.get(WorkerId(worker_id))
+        if worker is None or not worker.state.leaving:
+            return False
+        worker.taken, worker.back_s = True, math.inf
+        worker.cut()
+        return True
 
     def lose_weights(self, worker_id: str) -> None:
         """Let an engine serve nothing until weights are loaded."""

@@ -24,10 +24,10 @@ from backends.sim.workloads import SimGrader, SimTokenizer
 from protocols.aio import open_tasks
 from protocols.backend import Backend, PayloadPort, WorkloadSpec
 from protocols.errors import ConfigError, InvariantError, Problem, UserError
-from protocols.faults import Fault
+from protocols.faults import AT_A_MOMENT, Fault
 from protocols.inference import InferenceControllerPort
 from protocols.ledger import LedgerEvent, LedgerPort
-from protocols.messages import DispatchId, stream_name
+from protocols.messages import DispatchId, WorkerId, stream_name
 from protocols.prompts import PromptSourcePort
 from protocols.sections import Site
 from protocols.simulation import EngineUsage, Observed, SimulatedWorld
@@ -148,16 +148,29 @@ class World:
     def start(self, tasks: TaskGroup) -> None:
         """Begin to count the time until what is planned for a moment."""
         for index, fault in enumerate(self._cfg.faults.faults):
-            if fault.kind == "preemption":
-                tasks.start_soon(self._preempt, index, fault, name=f"preemption {index}")
+            if fault.kind in AT_A_MOMENT:
+                happen = self._preempt if fault.kind == "preemption" else self._give_notice
+                tasks.start_soon(happen, index, fault, name=f"{fault.kind} {index}")
 
     async def _preempt(self, index: int, fault: Fault) -> None:
         await anyio.sleep_until(fault.at_s or 0.0)
-        section = next(section for section, name in PORT_NAMES.items() if name == fault.method)
-        workers = self._launcher.workers(section)
-        for worker in [name for name in workers if fault.worker in {None, name}][:1]:
+        for worker in self._meant(fault):
             for stage in self._launcher.crash(worker, fault.lasts_s) or ("idle",):
                 self._faults.hit(index, fault, stage)
+
+    async def _give_notice(self, index: int, fault: Fault) -> None:
+        await anyio.sleep_until(fault.at_s or 0.0)
+        for worker in self._meant(fault):
+            self._faults.hit(index, fault, "idle")
+            self._launcher.notify(worker)
+            await anyio.sleep(fault.lasts_s)
+            if self._launcher.take_away(worker):
+                self.observed.unheeded.append(worker)
+
+    def _meant(self, fault: Fault) -> list[WorkerId]:
+        """Return the worker that a fault is about: that which it names, or the first; none where there is none."""
+        section = next(section for section, name in PORT_NAMES.items() if name == fault.method)
+        return [name for name in self._launcher.workers(section) if fault.worker in {None, name}][:1]
 
     def _make(self, spec: WorkloadSpec, inference: InferenceControllerPort | None) -> Any:
         match spec.section:

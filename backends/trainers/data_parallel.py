@@ -33,6 +33,10 @@ Revive = Callable[[WorkerId, WorkerLost], Awaitable[None]]
 """Launches a lost worker again under its own id, or raises what ends the run."""
 
 
+def _here() -> str:
+    return "127.0.0.1"
+
+
 class DataParallel:
     """A trainer of several ranks, each of which trains its share of every batch.
 
@@ -45,10 +49,10 @@ class DataParallel:
     Args:
         ranks: By worker, rank 0 first.
         revive: Brings a lost one back.
-        host: The name by which the ranks reach the first one's machine.
+        host: Tells the name by which the ranks reach the first one's machine; empty: that which it has itself.
     """
 
-    def __init__(self, ranks: Mapping[WorkerId, RankPort], *, revive: Revive, host: str = "127.0.0.1") -> None:
+    def __init__(self, ranks: Mapping[WorkerId, RankPort], *, revive: Revive, host: Callable[[], str] = _here) -> None:
         self._ranks = dict(ranks)
         self._revive = revive
         self._host = host
@@ -227,7 +231,7 @@ class DataParallel:
 
     async def _offered(self, name: WorkerId) -> str:
         try:
-            return await self._ranks[name].offer(self._host)
+            return await self._ranks[name].offer(self._host())
         except WorkerLost as exc:
             raise self._of_rank(name, exc) from exc
 

@@ -67,6 +67,11 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Resize:
+    """Go on without the workers that are lost: the role is so much smaller from then on."""
+
+
+@dataclass(frozen=True)
 class GoBack:
     """Go back to the last checkpoint with the whole job, after a pause."""
 
@@ -80,10 +85,10 @@ class Raise:
     error: ConductorError
 
 
-Decision = Restart | Raise
+Decision = Restart | Resize | Raise
 
 
-def decide(situation: Situation) -> Decision:
+def decide(situation: Situation) -> Restart | Raise:
     """Decide what is done about lost workers: for them, for their role, or for the job."""
     role, cause = situation.role, situation.cause
     if situation.holds_state and not situation.left:

@@ -1,6 +1,7 @@
 """Which failure domains are set aside for a while, since workers were lost there again and again."""
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
 
 LOSSES = 3
 """Losses within ``WINDOW_S`` after which a domain is set aside."""
@@ -33,14 +34,23 @@ class Quarantine:
         while losses[0] < now - WINDOW_S:
             losses.popleft()
         if len(losses) >= LOSSES or preempted:
-            losses.clear()
-            self._set_aside(domain, now)
+            self.set_aside(domain, now=now)
 
     def aside(self, now: float) -> frozenset[str]:
         """Return the domains that get no workers now."""
-        return frozenset(domain for domain, until in self._until.items() if now < until)
+        return frozenset(self.left(now))
 
-    def _set_aside(self, domain: str, now: float) -> None:
+    def left(self, now: float) -> dict[str, float]:
+        """Return for how many seconds more each domain is set aside that is."""
+        return {domain: until - now for domain, until in self._until.items() if now < until}
+
+    def recall(self, left: Mapping[str, float], *, now: float) -> None:
+        """Set domains aside that were in an earlier life of the run, for what is left; not those known since."""
+        self._until = {domain: now + seconds for domain, seconds in left.items()} | self._until
+
+    def set_aside(self, domain: str, *, now: float) -> None:
+        """Set a domain aside, for whatever reason; one that is already begins anew."""
+        self._losses[domain].clear()
         if now >= self._until.get(domain, now) + LONGEST_S:
             self._times[domain] = 0
         self._until[domain] = now + min(LONGEST_S, FIRST_S * 2 ** self._times[domain])

@@ -2,21 +2,20 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import anyio
 
-from conductor.core.failover import Raise, Restart, Situation, Strikes, decide
+from conductor.core.failover import Raise, Resize, Restart, Situation, Strikes, decide
 from conductor.fleet.attendance import Attendance
+from conductor.fleet.course import Course, cause_of
 from conductor.fleet.group import Sight, WorkerGroup
 from conductor.fleet.journal import Journal
+from conductor.fleet.master import Master
 from conductor.fleet.together import all_or_first
 from protocols.aio import deadline
 from protocols.errors import ConductorError, DeadlineExceeded, PortFailed, StateLost, Transient, WorkerLost
 from protocols.fleet import Cause, PlannedRole, Vertex
-from protocols.ledger import Incident
 from protocols.messages import WeightVersion, WorkerId
 
 Probe = Callable[[WorkerId], Awaitable[object]]
@@ -25,29 +24,23 @@ Probe = Callable[[WorkerId], Awaitable[object]]
 Drain = Callable[[Collection[WorkerId]], Awaitable[None]]
 """Gives some workers nothing more to do, and waits, not for ever, until they have done what they had."""
 
-Move = Callable[[Collection[WorkerId], Cause, Journal], Awaitable[tuple[str, ...]]]
-"""Gives workers other places that were lost for a cause, where that is better; says what was done."""
+Lose = Callable[[Collection[WorkerId], Cause], None]
+"""Takes note that workers were lost where they are."""
+
+Move = Callable[[Collection[WorkerId], Journal], Awaitable[tuple[str, ...]]]
+"""Gives workers other places that were lost, where that is better; says what was done."""
+
+LetGo = Callable[[Collection[WorkerId], Journal], Awaitable[str]]
+"""Ends lost workers for good; says why it cannot be done, or nothing."""
+
+Check = Callable[[Journal], Awaitable[tuple[WorkerId, ...]]]
+"""Checks the nodes of the workers, now that some are new; returns those on nodes that must not be used."""
 
 _LOOK_S = 2.0
 """Between two looks at the workers; a call that finds one lost does not wait for it."""
 
 _SILENCES = 3
 """Probes in a row that a worker may leave unanswered."""
-
-
-@dataclass(kw_only=True)
-class _Course:
-    """One failover while it lasts."""
-
-    began: float
-    version: WeightVersion
-    cause: Cause
-    failure: ConductorError
-    lost: tuple[WorkerId, ...]
-    left: int
-    level: Literal["worker", "role", "job"] = "worker"
-    attempts: int = 0
-    details: list[str] = field(default_factory=list[str])
 
 
 class Failover:
@@ -69,7 +62,11 @@ class Failover:
         replaced: As above.
         drain: Before workers are replaced whose places are about to be taken away; None: they are replaced when they
             are gone.
+        lose: When workers are lost, and again when they cannot be launched; None: nobody counts it.
         move: Before workers are launched again; None: they stay where they are.
+        check: When workers are on other nodes than before; None: those are trusted.
+        let_go: Where its master decides to go on without lost workers; None: the role cannot.
+        master: Is told of the workers, and asked before anything is decided; None: the role has none.
     """
 
     def __init__(
@@ -87,7 +84,11 @@ class Failover:
         self.attendance = attendance or Attendance()
         self.replaced = replaced
         self.drain: Drain | None = None
+        self.lose: Lose | None = None
         self.move: Move | None = None
+        self.check: Check | None = None
+        self.let_go: LetGo | None = None
+        self.master: Master | None = None
         self._group = group
         self._holds_state = holds_state
         self._probe = probe
@@ -129,7 +130,11 @@ class Failover:
         Raises:
             ConductorError: One could not be launched.
         """
+        before = self.members
         await self._group.scale(tuple(workers))
+        for worker in self.members:
+            if worker not in before:
+                await self._tell_master(worker)
 
     async def shrink(self, workers: Sequence[Vertex]) -> None:
         """End all members but some for good; never while others are being brought back.
@@ -138,13 +143,18 @@ class Failover:
             ConductorError: One could not be ended.
         """
         async with self._turn:
-            before = self.members
-            await self._group.scale(tuple(workers))
-        for worker in set(before).difference(self.members):
+            await self.end(workers)
+
+    async def end(self, workers: Sequence[Vertex]) -> None:
+        """End all members but some for good, in a failover of theirs; else ``shrink`` does."""
+        before = self.members
+        await self._group.scale(tuple(workers))
+        for worker in sorted(set(before).difference(self.members)):
             self._strikes.pop(worker, None)
             del self._silent[worker]
             self._noticed.discard(worker)
             self.attendance.come_back(worker)
+            await self._tell_master(worker, "it was ended for good")
 
     async def run(self, journal: Journal) -> None:
         """Bring back what is lost until cancelled.
@@ -153,6 +163,8 @@ class Failover:
             ConductorError: The job is given up.
         """
         with self.attendance.tended():
+            for worker in self.members:
+                await self._tell_master(worker)
             tend = {f"failover of {self.role.name}": partial(self._tend, journal)}
             ask = None if self._probe is None else partial(self._ask_all, self._probe, journal)
             await all_or_first(tend, beside=ask)
@@ -206,9 +218,9 @@ class Failover:
 
         Others are found by the next look.
         """
-        cause = _cause_of(next(iter(losses.values())))
-        lost = tuple(worker for worker, loss in losses.items() if _cause_of(loss) == cause)
-        course = _Course(
+        cause = cause_of(next(iter(losses.values())))
+        lost = tuple(worker for worker, loss in losses.items() if cause_of(loss) == cause)
+        course = Course(
             began=anyio.current_time(),
             version=journal.trained(),
             cause=cause,
@@ -220,6 +232,7 @@ class Failover:
         journal.log.warning("failover.began", role=self.role.name, workers=lost, cause=cause, error=course.details[0])
         for worker in lost:
             self.attendance.leave(worker)
+            await self._tell_master(worker, str(losses[worker]))
         if drain is not None:
             await drain(lost)
         given_up: ConductorError | None = None
@@ -230,15 +243,16 @@ class Failover:
         except ConductorError as exc:
             given_up = exc
         if given_up is None:
-            self._welcome(course.lost)
-            await self._close(course, "restored", journal)
+            if course.verdict == "restored":
+                await self._welcome(course.lost)
+            await journal.close(course.incident(self.role.name))
             return
-        course.level = "job"
+        course.level, course.verdict = "job", "given_up"
         course.details.append(str(given_up))
-        await self._close(course, "given_up", journal)
+        await journal.close(course.incident(self.role.name))
         raise given_up
 
-    async def _restore(self, course: _Course, journal: Journal) -> None:
+    async def _restore(self, course: Course, journal: Journal) -> None:
         """Do what is decided until the workers are there.
 
         Raises:
@@ -248,23 +262,68 @@ class Failover:
         while True:
             for worker in course.lost:
                 self._strikes[worker].strike(cause, journal.trained())
-            decision = decide(self._situation(course, cause, journal.trained()))
+            decision = await self._decide(course, cause, journal)
             if isinstance(decision, Raise):
                 raise decision.error from course.failure
+            if decision is None:
+                return
+            if self.lose is not None:
+                self.lose(course.lost, cause)
             await self._follow(decision, course, journal.trained())
             course.attempts += 1
             try:
-                if self.move is not None:
-                    course.details += await self.move(course.lost, cause, journal)
+                moved = () if self.move is None else await self.move(course.lost, journal)
+                course.details += moved
                 await self._group.replace(course.lost)
+                if moved:
+                    course.level = "node"
+                    await self._check(course, journal)
             except (Transient, PortFailed) as exc:
-                course.failure, cause = exc, _cause_of(exc)
+                course.failure, cause = exc, cause_of(exc)
                 course.details.append(str(exc))
                 journal.log.warning("failover.failed", role=self.role.name, attempts=course.attempts, error=str(exc))
             else:
                 return
 
-    async def _follow(self, decision: Restart, course: _Course, version: WeightVersion) -> None:
+    async def _decide(self, course: Course, cause: Cause, journal: Journal) -> Restart | Raise | None:
+        """Return what the role's master decides, as long as its budget lasts, or else the default policy.
+
+        None: it goes on without those that are lost.
+        """
+        situation = self._situation(course, cause, journal.trained())
+        default = decide(situation)
+        if self.master is None or isinstance(default, Raise) or default.role:  # the budget is spent
+            return default
+        claimed = await self.master.claim(situation, may_shrink=self.let_go is not None)
+        if isinstance(claimed, Resize):
+            return None if await self._let_go(course, journal) else default
+        return claimed or default
+
+    async def _let_go(self, course: Course, journal: Journal) -> bool:
+        """Go on without those that are lost; returns whether that could be done."""
+        why = "the role cannot" if self.let_go is None else await self.let_go(course.lost, journal)
+        if why:
+            journal.log.warning("workers.not_let_go", role=self.role.name, workers=course.lost, why=why)
+            return False
+        course.level, course.verdict = "role", "resized"
+        course.details.append(f"{self.role.name} goes on with {len(self.members)}")
+        return True
+
+    async def _check(self, course: Course, journal: Journal) -> None:
+        """Check the nodes of a role whose workers have moved.
+
+        Raises:
+            WorkerLost: Some must not be used; their workers belong to what is lost.
+        """
+        faulty = () if self.check is None else await self.check(journal)
+        if faulty:
+            course.lost = tuple(member for member in self.members if member in {*course.lost, *faulty})
+            course.left = len(self.members) - len(course.lost)
+            for worker in faulty:
+                self.attendance.leave(worker)
+            raise WorkerLost(worker=faulty[0], cause=f"the nodes of {', '.join(faulty)} did not pass the check")
+
+    async def _follow(self, decision: Restart, course: Course, version: WeightVersion) -> None:
         if decision.role:
             self._restarted.strike("worker", version)
             course.level, course.lost, course.left = "role", self.members, 0
@@ -272,7 +331,7 @@ class Failover:
                 self.attendance.leave(worker)
         await anyio.sleep(decision.after_s)
 
-    def _situation(self, course: _Course, cause: Cause, version: WeightVersion) -> Situation:
+    def _situation(self, course: Course, cause: Cause, version: WeightVersion) -> Situation:
         return Situation(
             role=self.role,
             lost={worker: dict(self._strikes[worker].counts) for worker in course.lost},
@@ -283,27 +342,20 @@ class Failover:
             failure=str(course.failure),
         )
 
-    def _welcome(self, workers: Collection[WorkerId]) -> None:
+    async def _welcome(self, workers: Collection[WorkerId]) -> None:
         for worker in workers:
             self._silent[worker] = 0
             self._noticed.discard(worker)
             if self.replaced is not None:
                 self.replaced(worker)
             self.attendance.come_back(worker)
+        for worker in workers:
+            await self._tell_master(worker)
 
-    async def _close(self, course: _Course, verdict: Literal["restored", "given_up"], journal: Journal) -> None:
-        incident = Incident(
-            role=self.role.name,
-            workers=course.lost,
-            cause=course.cause,
-            level=course.level,
-            attempts=course.attempts,
-            verdict=verdict,
-            detail="; then ".join(dict.fromkeys(course.details)),
-            version=course.version,
-            seconds=anyio.current_time() - course.began,
-        )
-        await journal.close(incident)
+    async def _tell_master(self, worker: WorkerId, why: str | None = None) -> None:
+        """Tell that a worker is there, or why it is not."""
+        if self.master is not None:
+            await (self.master.came(worker) if why is None else self.master.went(worker, why))
 
     def _hanging(self, worker: WorkerId) -> WorkerLost:
         return WorkerLost(worker=worker, cause=f"it left {_SILENCES} probes of {self._answer_s:g} s unanswered")
@@ -329,15 +381,3 @@ class Failover:
         except ConductorError as exc:
             journal.log.warning("probe.refused", worker=worker, error=str(exc))
         self._silent[worker] = 0
-
-
-def _cause_of(failure: ConductorError) -> Cause:
-    match failure:
-        case WorkerLost(preempted=True):
-            return "preemption"
-        case WorkerLost():
-            return "worker"
-        case Transient():
-            return "controller"
-        case _:
-            return "worker"

@@ -20,14 +20,18 @@ class Journal:
         record: Writes an incident down.
         log: The run's.
         save: Has a checkpoint written after the current step.
+        told: Is told of it as well.
     """
 
     trained: Callable[[], WeightVersion]
     record: Callable[[Incident | Scaled], Awaitable[None]]
     log: FilteringBoundLogger
     save: Callable[[], None] = lambda: None
+    told: Callable[[Incident], Awaitable[None]] | None = None
 
     async def close(self, incident: Incident) -> None:
         """Tell of a failover that has ended."""
         self.log.warning("failover.ended", **{name: getattr(incident, name) for name in _TOLD})
         await self.record(incident)
+        if self.told is not None:
+            await self.told(incident)

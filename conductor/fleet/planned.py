@@ -20,7 +20,13 @@ from protocols.fleet import Plan
 PLAN_FILE = "plan.json"
 
 
-def planned(cfg: RunConfig, inventory: Inventory, given: Collection[str], made: Plan | None = None) -> Plan:
+def planned(
+    cfg: RunConfig,
+    inventory: Inventory,
+    given: Collection[str],
+    made: Plan | None = None,
+    aside: Collection[str] = (),
+) -> Plan:
     """Return the plan that a run is launched by.
 
     Args:
@@ -28,18 +34,27 @@ def planned(cfg: RunConfig, inventory: Inventory, given: Collection[str], made: 
         inventory: What there is.
         given: Sections whose workloads are handed over in code.
         made: A plan to check, edited or not; None: one is made.
+        aside: Failure domains that get no workers, as long as there is room without them.
 
     Raises:
         ConfigError: There is no plan, or the one that was made is none of this job on these nodes.
     """
     if made is None:
-        found = plan(cfg, inventory, given)
+        found = plan(cfg, without(inventory, aside), given)
+        if not isinstance(found, Plan) and aside:
+            found = plan(cfg, inventory, given)
         if isinstance(found, Plan):
             return found
         raise ConfigError(found)
     if problems := verify(made, cfg, inventory, given):
         raise ConfigError(problems)
     return made
+
+
+def without(inventory: Inventory, aside: Collection[str]) -> Inventory:
+    """Return what there is outside of some failure domains; all of it, where nothing is."""
+    nodes = tuple(node for node in inventory.nodes if (node.domain or node.name) not in aside)
+    return msgspec.structs.replace(inventory, nodes=nodes or inventory.nodes)
 
 
 async def write_plan(fleet: Plan, cfg: RunConfig) -> None:

@@ -95,6 +95,33 @@ class Scaler:
             raise order.refusal or PortFailed("the run ended before that was done")
         return order.outcome
 
+    async def let_go(self, workers: Collection[WorkerId], journal: Journal) -> str:
+        """Go on without workers that are lost; their failover calls it.
+
+        Returns:
+            Why it cannot be done; nothing where it is.
+
+        Raises:
+            ConductorError: What they held cannot be given back.
+        """
+        hold, left = self._hold, len(self._hold.failover.members) - len(workers)
+        if problem := find_unscalable(self._job, self._role, left):
+            return str(problem)
+        if self._fleet.turn.locked() or hold.reserved.intersection(workers):
+            return "its size is being changed" if self._fleet.turn.locked() else "some of them evaluate"
+        async with self._fleet.turn:
+            bundles = [bundle.name for bundle in bundles_of(self._fleet.plan, workers)]
+            plan = shrunk(self._fleet.plan, self._role, workers)
+            try:
+                await hold.failover.end(plan.workers(self._role))
+            except (Transient, PortFailed) as exc:
+                return str(exc)
+            hold.pool.forget(workers)
+            await hold.reservations.release(bundles)
+            self._fleet.plan = plan
+        journal.log.info("workers.let_go", role=self._role, workers=tuple(workers), left=left)
+        return ""
+
     async def run(self, journal: Journal) -> None:
         """Carry out what is asked for until cancelled."""
         while True:

@@ -1,4 +1,4 @@
-"""The laws of the controller, asked of a simulated run when it is over (laws 1, 2, 3, 5 and 7)."""
+"""The laws of the controller, asked of a simulated run when it is over (laws 1, 2, 3, 5, 7 and 8)."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from conductor.core.leases import LeaseTable
 from conductor.resuming import rebuild
 from conductor.simulation.life import Life
 from protocols.errors import ConductorError, CorruptLedger, InvariantError
-from protocols.faults import Fault, FaultPlan
+from protocols.faults import AT_A_MOMENT, Fault, FaultPlan
 from protocols.ledger import Claimed, Committed, Graded
 from protocols.messages import LeaseId
 
@@ -16,6 +16,9 @@ LONGEST_S = 3_000.0
 
 _LIES = frozenset({"doubled_reply", "reordered_replies", "wrong_version"})
 """Faults that break a port's promises: a run that finds that out says that a rule is broken."""
+
+_NOTICED_S = 5.0
+"""Seconds until notice is heard, and a worker that was drained is launched elsewhere."""
 
 _WAITED_FOR = 0.5
 """Share of ``deadlines.publish`` for which the last engine may be away, its return to be noticed included."""
@@ -37,6 +40,7 @@ def broken(life: Life, plan: FaultPlan) -> tuple[str, ...]:
             (2, _trains_once(life)),
             (3, _keeps_the_age(life)),
             (5, _leaves_nothing(life, hit)),
+            (8, _heeds_notice(life, plan)),
         )
         for line in lines
     )
@@ -87,7 +91,7 @@ def _is_made_up_for(life: Life, fault: Fault) -> bool:
         return False
     if fault.method == "Ledger.append":
         return fault.kind == "slow_ledger" and fault.lasts_s < deadlines.record
-    if fault.kind in {"crash", "preemption"} and fault.method.startswith("Trainer"):
+    if fault.kind in {"crash", *AT_A_MOMENT} and fault.method.startswith("Trainer"):
         return False
     if fault.kind in {"crash", "preemption"} and fault.method.startswith("Engine"):
         return life.cfg.engines - life.cfg.reserved_engines > 1 or fault.lasts_s < _WAITED_FOR * deadlines.publish
@@ -138,6 +142,18 @@ def _leaves_nothing(life: Life, hit: list[Fault]) -> Iterator[str]:
     excused = any(fault.method == "Payload.release" for fault in hit)
     if life.owners and not excused:
         yield f"payloads left: {', '.join(sorted(life.owners))}"
+
+
+def _heeds_notice(life: Life, plan: FaultPlan) -> Iterator[str]:
+    """Law 8: an engine that is told in time has left before its place is taken away.
+
+    In time is as long as it may finish what it writes, and ``_NOTICED_S`` more. Other faults may hold that up.
+    """
+    (fault, *others) = plan.faults or (None,)
+    if fault is None or others or fault.kind != "notice" or fault.method != "Engine":
+        return
+    if fault.lasts_s >= life.cfg.deadlines.publish / 2 + _NOTICED_S and life.observed.unheeded:
+        yield f"told {fault.lasts_s:g} s before and there all the same: {', '.join(life.observed.unheeded)}"
 
 
 def _told(error: BaseException | None) -> str:

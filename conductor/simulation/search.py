@@ -10,7 +10,7 @@ from conductor.config import RunConfig
 from conductor.simulation.laws import LONGEST_S, broken
 from conductor.simulation.life import Life, live
 from conductor.simulation.shapes import Schedule, draw
-from protocols.faults import KINDS, Fault, FaultKind, FaultPlan
+from protocols.faults import AT_A_MOMENT, KINDS, Fault, FaultKind, FaultPlan
 
 STAGES = ("run", "admit", "rollout", "reward", "batch", "train", "publish", "evaluate", "abort", "idle")
 """Where a fault may hit; ``run`` begins and ends a run, ``abort`` stops leased work, ``idle`` is between two calls."""
@@ -24,12 +24,14 @@ _NO_PAYLOAD = "it fetches no payload"
 _NO_LOAD = "only publishing loads weights"
 _NO_RECORD = "it writes what evaluations came to, at most"
 _NO_TIME = "its calls take no time, unless another fault holds them up"
-_NEEDS_CALL = "only a preemption needs no call"
+_NEEDS_CALL = "only a preemption and a notice of one need no call"
+_ONLY_TOLD = "notice is no call, and breaks none"
 
 _MESSAGE = {"admit": _BESIDE, "batch": _NO_CALL}
 _ELSEWHERE: Mapping[FaultKind, Mapping[str, str]] = {
     "crash": _MESSAGE,
     "preemption": {"run": _NO_TIME, "admit": _BESIDE, "batch": _NO_CALL, "abort": _NO_TIME},
+    "notice": {stage: _ONLY_TOLD for stage in STAGES if stage != "idle"},
     "hang": {},
     "slow": {"batch": _NO_CALL},
     "lost_request": _MESSAGE,
@@ -44,7 +46,7 @@ _ELSEWHERE: Mapping[FaultKind, Mapping[str, str]] = {
     "slow_ledger": {"publish": _NO_RECORD, "evaluate": _NO_RECORD, "abort": "what it writes counts as its stage's"},
 }
 IMPOSSIBLE: Mapping[FaultKind, Mapping[str, str]] = {
-    kind: elsewhere if kind == "preemption" else {**elsewhere, "idle": _NEEDS_CALL}
+    kind: elsewhere if kind in AT_A_MOMENT else {**elsewhere, "idle": _NEEDS_CALL}
     for kind, elsewhere in _ELSEWHERE.items()
 }
 """Fault and stage -> why it cannot happen there."""

@@ -10,7 +10,7 @@ import msgspec
 from conductor.config import Deadlines, EvaluationConfig, RunConfig
 from conductor.core.staleness import SAMPLERS
 from conductor.simulation.life import in_simulation
-from protocols.faults import KINDS, METHODS, Fault, FaultKind, FaultPlan
+from protocols.faults import AT_A_MOMENT, KINDS, METHODS, Fault, FaultKind, FaultPlan
 from protocols.inference import PublishMode
 from protocols.messages import WorkerId
 
@@ -135,7 +135,7 @@ def draw_plan(stream: random.Random, engines: int) -> FaultPlan:
 
 
 def _draw_fault(stream: random.Random, kind: FaultKind, method: str, engines: int) -> Fault:
-    at_a_moment = kind == "preemption" or stream.random() < 0.2
+    at_a_moment = kind in AT_A_MOMENT or stream.random() < 0.2
     return Fault(
         kind=kind,
         method=method,

@@ -95,6 +95,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("job.toml", "task.py"):
         shutil.copy(folder / "examples" / "reverse" / name, folder)
     shutil.copy(ROOT / "examples" / "roles" / "judges.py", folder)
+    shutil.copy(ROOT / "examples" / "fleet" / "looking_after.py", folder)
     write_what_is_yours(folder)
     done = CliRunner().invoke(main, ["run", str(folder / "job.toml"), "--run-dir", str(folder / RUN), "--quiet"])
     assert done.exit_code == 0, done.output

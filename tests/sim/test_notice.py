@@ -13,12 +13,17 @@ from backends.sim.launcher import SimLauncher
 from backends.sim.virtual_time import run_virtual
 from backends.sim.world import open_world
 from conductor.conductor import Conductor
+from conductor.fleet.failover import Failover
+from conductor.fleet.journal import Journal
 from conductor.inspection import inspect
 from conductor.ports import Workloads
 from conductor.result import RunResult
-from conductor.simulation.life import in_simulation
+from conductor.simulation.laws import broken
+from conductor.simulation.life import Life, in_simulation
+from conductor.simulation.life import live as live_simulated
 from conductor.validation import site_of
 from protocols.aio import open_tasks
+from protocols.faults import FaultPlan, parse_plan
 from protocols.fleet import Cause
 from protocols.ledger import Incident, LedgerEvent, Record
 from protocols.messages import WorkerId
@@ -89,3 +94,53 @@ def test_notice_to_others_changes_nothing_before_they_are_gone(worker: str) -> N
     lived = live(worker)
     assert lived.incidents == []
     assert lived.result.steps == 20
+
+
+NOTICE = parse_plan("notice@Engine:rollout/0@6+25")
+
+
+def simulated(plan: FaultPlan, **fields: Any) -> Life:
+    options: dict[str, Any] = {"sample": "constant:4.0", "train": "constant:1.0", "publish": "constant:0.1"}
+    base: Mapping[str, Any] = {"steps": 20, "batch_groups": 4, "engines": 2, "max_age": 1}
+    deadlines = msgspec.structs.replace(run_config().deadlines, publish=30.0)
+    cfg = run_config(**{**base, "deadlines": deadlines, **fields})
+    return live_simulated(in_simulation(cfg, options), faults=plan)
+
+
+def lost_in(life: Life) -> list[tuple[Cause, str]]:
+    return [(one.cause, one.verdict) for one in life.events if isinstance(one, Incident)]
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_fault_plan_gives_notice_and_an_engine_that_heeds_it_loses_nothing(engines: int) -> None:
+    life = simulated(NOTICE, engines=engines)
+    assert life.result is not None, life.error
+    assert lost_in(life) == [("preemption", "restored")]
+    assert life.result.failures == {}
+    assert (life.observed.unheeded, broken(life, NOTICE)) == ([], ())
+
+
+def test_who_is_told_too_late_loses_what_it_writes_and_breaks_no_law() -> None:
+    late = parse_plan("notice@Engine:rollout/0@6.5+0.5")
+    life = simulated(late)
+    assert life.result is not None, life.error
+    assert life.result.steps == 20
+    assert life.observed.unheeded == ["rollout/0"]
+    assert lost_in(life) == [("preemption", "restored")]
+    assert broken(life, late) == ()
+
+
+def test_a_trainer_that_was_told_ends_the_run_where_nothing_is_written() -> None:
+    told = parse_plan("notice@Trainer@6+10")
+    life = simulated(told)
+    assert "no checkpoint to go back to" in str(life.error)
+    assert broken(life, told) == ()
+
+
+def test_a_controller_that_does_not_listen_breaks_law_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def deaf(_self: Failover, _leaving: tuple[WorkerId, ...], _journal: Journal) -> None:
+        await anyio.sleep(1e3)
+
+    monkeypatch.setattr(Failover, "_heed", deaf)
+    life = simulated(NOTICE, steps=40)
+    assert broken(life, NOTICE) == ("law 8: told 25 s before and there all the same: rollout/0",)

@@ -89,7 +89,13 @@ async def live(
     cfg, waits = run_config(steps=8, max_age=max_age), Waits(clock())
     async with (
         open_backend_over(scripted) as backend,
-        open_ports(cfg, backend=backend, workloads=workloads_of(scripted, MemoryLedger()), waits=waits) as ports,
+        open_ports(
+            cfg,
+            backend=backend,
+            workloads=workloads_of(scripted, MemoryLedger()),
+            waits=waits,
+            log=structlog.get_logger(),
+        ) as ports,
     ):
         ctx = make_context(cfg, ports, waits, log=structlog.get_logger(), observer=Unwatched(), failures=Failures())
         async with open_tasks() as tasks:

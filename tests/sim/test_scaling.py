@@ -58,7 +58,9 @@ async def _live(acts: Acts, faults: str = "", *, sample: str = "constant:2.0", *
     async with open_world(world_cfg, site_of(cfg)) as world:
         workloads = Workloads(prompts=world.prompts, ledger=world.ledger, trackers=())
         waits = Waits(clock())
-        async with open_ports(cfg, backend=world.backend, workloads=workloads, waits=waits) as ports:
+        async with open_ports(
+            cfg, backend=world.backend, workloads=workloads, waits=waits, log=structlog.get_logger()
+        ) as ports:
             ctx = make_context(cfg, ports, waits, log=structlog.get_logger(), observer=Unwatched(), failures=Failures())
             async with open_tasks() as tasks:
                 tasks.start_soon(acts, ctx)

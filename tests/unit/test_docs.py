@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from conductor.config import (
+    CheckConfig,
     CheckpointConfig,
     CollocateConfig,
     Deadlines,
@@ -48,6 +49,7 @@ MESSAGES = (
     FleetConfig,
     RoleConfig,
     CollocateConfig,
+    CheckConfig,
     Restarts,
 )
 

@@ -5,6 +5,7 @@ fails or is cancelled in the middle of a step leaves the generation, which close
 wait for it in a sum, fail at once instead of after a time-out, and leave too. Then a new generation meets.
 """
 
+import socket
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -42,8 +43,9 @@ class Ranks:
         """Open a store to meet at, on a port that the system chooses; returns ``host:port``.
 
         Args:
-            host: The name by which the others reach this machine.
+            host: The name by which the others reach this machine; empty: the address that it has itself.
         """
+        host = host or own_address()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
         return f"{host}:{self._store.port}"
 
@@ -58,7 +60,7 @@ class Ranks:
         with self._others():
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
-                store=PrefixStore(str(request.generation), self._meeting_place(request.address)),
+                store=PrefixStore(str(request.generation), self.meeting_place(request.address)),
                 rank=request.rank,
                 world_size=request.world,
                 timeout=self._timeout,
@@ -127,7 +129,8 @@ class Ranks:
         with self._others():
             dist.broadcast(tensor, source)
 
-    def _meeting_place(self, address: str) -> TCPStore:
+    def meeting_place(self, address: str) -> TCPStore:
+        """Return the store at an address that was offered, here or elsewhere."""
         host, _, port = address.rpartition(":")
         if self._store is not None and self._store.port == int(port):
             return self._store
@@ -152,6 +155,16 @@ class Ranks:
         if self.world > 1 and not self._joined:
             raise InvariantError(f"rank {self.rank} has left the others, and nobody had it join again")
         return self._joined
+
+
+def own_address() -> str:
+    """Return the address by which this machine is reached from others; that of itself where it has no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))  # nothing is sent: the system only chooses by which way it would go
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterable[list[Tensor]]:

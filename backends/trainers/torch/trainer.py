@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backends.models.loading import load_tokenizer, named_weights
 from backends.models.tokenizers import Tokenizer
-from backends.trainers.torch import Config, checkpoint
+from backends.trainers.torch import Config, checkpoint, node_check
 from backends.trainers.torch.compute import LONGEST_PASS_S, Compute
 from backends.trainers.torch.layout import Layout
 from backends.trainers.torch.learner import Learner
@@ -28,6 +28,8 @@ from protocols.training import (
     AccumulateReport,
     BatchLease,
     CheckpointRequest,
+    CheckReport,
+    CheckRequest,
     JoinRequest,
     RankPort,
     StageRequest,
@@ -140,6 +142,10 @@ class TorchTrainer:
     async def offer(self, host: str) -> str:
         """Open a store to meet at."""
         return await self._compute.run(self._ranks.offer, host)
+
+    async def check(self, request: CheckRequest) -> CheckReport:
+        """Try this rank's device and its way to the others."""
+        return await self._compute.run(node_check.check, request, self._ranks, self._learner.module.device)
 
     async def join(self, request: JoinRequest) -> None:
         """Meet the others and take over the source's state."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conductor.config import CollocateConfig, FleetConfig, RoleConfig
-from conductor.core.planning.wishes import ROLES, ROLLOUT, Runs, Team, Wish, launched, wish_of
+from conductor.core.planning.wishes import POLICY, ROLES, ROLLOUT, Runs, Team, Wish, launched, wish_of
 from protocols.errors import Problem
 from protocols.fleet import CONTROLLER
 
@@ -44,6 +44,7 @@ def request_of(fields: Mapping[str, Any], given: Collection[str] = ()) -> Reques
     problems = [problem for found in wrong.values() for problem in found]
     problems += _variables(fleet.environment, "fleet.environment")
     problems += _queue_problems(fleet, roles)
+    problems += _check_problems(fleet, wishes)
     teams: list[Team] = []
     together: Counter[str] = Counter()
     for number, group in enumerate(fleet.collocate):
@@ -97,6 +98,15 @@ def _queue_problems(fleet: FleetConfig, roles: Mapping[str, Runs]) -> Iterator[P
             mend = f"did you mean '{near[0]}'?" if near else f"name one of {', '.join(roles)}"
             at, value = f"fleet.queues.{name}.consumer", repr(queue.consumer)
             yield Problem(field=at, value=value, why="the job has no such role", mend=mend)
+
+
+def _check_problems(fleet: FleetConfig, wishes: tuple[Wish, ...]) -> Iterator[Problem]:
+    """Find that nodes are to be checked where nobody is who could be compared."""
+    ranks = next((wish.instances for wish in wishes if wish.name == POLICY), 0)
+    if fleet.check is not None and ranks < 2:
+        why = f"nodes are checked by the ranks of {POLICY} in pairs, and the job launches {ranks or 'none'}"
+        mend = f"leave it out, or set fleet.roles.{POLICY}.instances"
+        yield Problem(field="fleet.check", value=None, why=why, mend=mend)
 
 
 def _known_role(at: str, name: str, config: RoleConfig, *, own: bool, launched: bool) -> Iterator[Problem]:

@@ -30,6 +30,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.core.groups": (_CORE, *_runs("staleness", "ages")),
     "conductor.core.lease": (_CORE, *_runs("admit", "pipeline", "staleness")),
     "conductor.core.leases": (_CORE, *_runs("pipeline", "resume")),
+    "conductor.core.node_check": (f"{_CORE}/test_node_check.py",),
     "conductor.core.patience": (f"{_CORE}/test_patience.py",),
     "conductor.core.planning.placing": _PLANNING,
     "conductor.core.planning.plan": _PLANNING,

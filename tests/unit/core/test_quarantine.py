@@ -87,3 +87,25 @@ def test_nobody_is_set_aside_for_ever(losses: list[tuple[str, float, bool]]) -> 
         now += later_s
         quarantine.lose(domain, now=now, preempted=preempted)
     assert quarantine.aside(now + LONGEST_S) == frozenset()
+
+
+def test_what_an_earlier_life_had_set_aside_is_known_for_what_is_left_of_it() -> None:
+    quarantine = Quarantine()
+    quarantine.recall({RACK: 20.0}, now=100.0)
+    assert quarantine.left(110.0) == {RACK: 10.0}
+    assert quarantine.left(120.0) == {}
+
+
+def test_what_is_known_since_is_not_forgotten_for_what_was_known_before() -> None:
+    quarantine = Quarantine()
+    quarantine.set_aside(RACK, now=0.0)
+    quarantine.recall({RACK: 1.0, OTHER: 5.0}, now=0.0)
+    assert quarantine.left(0.0) == {RACK: FIRST_S, OTHER: 5.0}
+
+
+def test_a_domain_can_be_set_aside_for_whatever_reason() -> None:
+    quarantine = Quarantine()
+    quarantine.lose(RACK, now=0.0)
+    quarantine.set_aside(RACK, now=0.0)
+    quarantine.set_aside(RACK, now=1.0)
+    assert quarantine.left(1.0) == {RACK: 2 * FIRST_S}, "the second time is for twice as long"

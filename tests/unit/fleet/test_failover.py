@@ -495,14 +495,43 @@ async def test_a_worker_that_left_and_joined_anew_begins_with_a_clean_slate() ->
 
 
 async def test_what_was_done_about_lost_workers_stands_beside_why_they_were_lost() -> None:
+    """Where workers left their node, the failover was one of the level node."""
     fleet, run = Fleet(), Run()
+    losses: list[tuple[WorkerId, Cause]] = []
 
-    async def move(workers: Collection[WorkerId], cause: Cause, _journal: Journal) -> tuple[str, ...]:
+    async def move(workers: Collection[WorkerId], _journal: Journal) -> tuple[str, ...]:
         await anyio.lowlevel.checkpoint()
-        return tuple(f"{worker} is moved for {cause}" for worker in workers)
+        assert losses == [(B, "worker")], "it is counted before anybody looks for another place"
+        return tuple(f"{worker} is moved" for worker in workers)
 
     async with tended(fleet, run) as failover:
+        failover.lose = lambda workers, cause: losses.extend((worker, cause) for worker in workers)
         failover.move = move
         fleet.crash(B)
         await until(lambda: bool(run.incidents))
-        assert run.incidents[0].detail == f"worker {B} is lost: it crashed; then {B} is moved for worker"
+        assert run.incidents[0].detail == f"worker {B} is lost: it crashed; then {B} is moved"
+        assert run.incidents[0].level == "node"
+
+
+async def test_a_new_node_is_checked_and_who_is_on_one_that_does_not_pass_moves_again() -> None:
+    """Issue E: nodes are checked again after a failover that led to others; the others' are as well."""
+    fleet, run = Fleet(), Run()
+    verdicts: list[tuple[WorkerId, ...]] = [(A,), ()]
+
+    async def move(workers: Collection[WorkerId], _journal: Journal) -> tuple[str, ...]:
+        await anyio.lowlevel.checkpoint()
+        return tuple(f"{worker} is moved" for worker in workers)
+
+    async def check(_journal: Journal) -> tuple[WorkerId, ...]:
+        await anyio.lowlevel.checkpoint()
+        return verdicts.pop(0)
+
+    async with tended(fleet, run) as failover:
+        failover.move, failover.check = move, check
+        fleet.crash(B)
+        await until(lambda: bool(run.incidents))
+    (incident,) = run.incidents
+    assert (incident.workers, incident.level, incident.attempts) == ((A, B), "node", 2)
+    assert fleet.launches == [B, A, B]
+    assert f"the nodes of {A} did not pass the check" in incident.detail
+    assert verdicts == []

@@ -10,14 +10,14 @@ from anyio.lowlevel import checkpoint
 
 from conductor.config import RoleConfig
 from conductor.core.planning.plan import plan
-from conductor.core.quarantine import LOSSES
+from conductor.core.quarantine import LOSSES, Quarantine
 from conductor.fleet.group import WorkerGroup, open_group
 from conductor.fleet.journal import Journal
 from conductor.fleet.moving import Fleet, Mover
 from conductor.fleet.reservation import open_reservations
 from protocols.backend import Inventory, LauncherPort, ReserveRequest, WorkerState, WorkloadSpec
 from protocols.errors import Infeasible, Transient
-from protocols.fleet import Plan
+from protocols.fleet import Cause, Plan
 from protocols.ledger import Incident, Scaled
 from protocols.messages import WeightVersion, WorkerId
 from protocols.sections import Site
@@ -98,17 +98,24 @@ async def opened(inventory: Inventory = NODES) -> AsyncGenerator[tuple[World, Mo
         open_reservations(made.bundles, world, stop_s=5.0) as reservations,
         open_group(made.workers("rollout"), launcher, Site(job_dir="/"), start_s=60.0, stop_s=5.0) as group,
     ):
-        mover = Mover(world.fleet, JOB, (), placement=world, reservations=reservations)
+        quarantine = Quarantine()
+        mover = Mover(world.fleet, JOB, (), placement=world, reservations=reservations, quarantine=quarantine)
         world.acts.clear()
         world.unguarded.clear()
         yield world, mover, group
+
+
+async def lost(mover: Mover, group: WorkerGroup, workers: list[WorkerId], cause: Cause) -> tuple[str, ...]:
+    """Lose workers, and move those that had better move."""
+    mover.lose(workers, cause)
+    return await mover.move(group, workers, JOURNAL)
 
 
 async def test_it_is_ended_before_its_resources_are_exchanged_and_launched_with_the_new_ones() -> None:
     """What still runs on resources that are given back shares them with whoever gets them next."""
     async with opened() as (world, mover, group):
         before = world.specs[A]
-        assert await mover.move(group, [A], "preemption", JOURNAL) == (f"{A} is moved from a to b",)
+        assert await lost(mover, group, [A], "preemption") == (f"{A} is moved from a to b",)
         assert world.acts == [f"end {A}", f"release {A}", f"hold {A} on b"]
         await group.replace((A,))
         assert world.specs[A].cpus != before.cpus
@@ -123,10 +130,10 @@ async def test_it_is_ended_before_its_resources_are_exchanged_and_launched_with_
 async def test_the_domain_is_set_aside_after_some_losses_of_any_of_its_workers() -> None:
     async with opened() as (world, mover, group):
         for number in range(LOSSES - 1):
-            assert await mover.move(group, [(A, B)[number % 2]], "worker", JOURNAL) == ()
+            assert await lost(mover, group, [(A, B)[number % 2]], "worker") == ()
         assert world.acts == []
-        assert await mover.move(group, [A], "controller", JOURNAL) == (f"{A} is moved from a to b",)
-        assert await mover.move(group, [A], "worker", JOURNAL) == (), "the new place is a good one"
+        assert await lost(mover, group, [A], "controller") == (f"{A} is moved from a to b",)
+        assert await lost(mover, group, [A], "worker") == (), "the new place is a good one"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +143,7 @@ async def test_where_others_hold_the_new_place_it_keeps_the_old_one(refusal: Exc
     async with opened() as (world, mover, group):
         before, spec = world.fleet.plan, world.specs[A]
         world.refuses["b"] = refusal
-        assert await mover.move(group, [A], "preemption", JOURNAL) == ()
+        assert await lost(mover, group, [A], "preemption") == ()
         assert world.held[A] == "a"
         assert world.fleet.plan == before
         await group.replace((A,))
@@ -147,21 +154,21 @@ async def test_of_several_either_all_move_or_none() -> None:
     """Half of a move would leave the plan and what is held at odds."""
     async with opened() as (world, mover, group):
         world.room = 1
-        assert await mover.move(group, [A, B], "preemption", JOURNAL) == ()
+        assert await lost(mover, group, [A, B], "preemption") == ()
         assert (world.held[A], world.held[B]) == ("a", "a")
         world.room = 2
-        await mover.move(group, [A, B], "preemption", JOURNAL)
+        await lost(mover, group, [A, B], "preemption")
         assert (world.held[A], world.held[B]) == ("b", "b")
 
 
 async def test_while_the_size_of_the_fleet_is_changed_nobody_is_moved() -> None:
     """A lost worker does not wait for engines that are being launched, and two plans are not made at once."""
     async with opened() as (world, mover, group), world.fleet.turn:
-        assert await mover.move(group, [A], "preemption", JOURNAL) == ()
+        assert await lost(mover, group, [A], "preemption") == ()
         assert world.acts == []
 
 
 async def test_where_there_is_no_other_domain_nothing_is_tried() -> None:
     async with opened(fleet_of(node("a", cpus=8))) as (world, mover, group):
-        assert await mover.move(group, [A], "preemption", JOURNAL) == ()
+        assert await lost(mover, group, [A], "preemption") == ()
         assert world.acts == []

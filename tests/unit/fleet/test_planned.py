@@ -1,14 +1,19 @@
-"""The file of a plan: what is kept in the run's folder is what was launched."""
+"""The plan that a run is launched by: its file, and what was set aside before."""
 
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from conductor.config import RoleConfig
 from conductor.core.planning.plan import plan
-from conductor.fleet.planned import PLAN_FILE, read_plan, write_plan
+from conductor.fleet.planned import PLAN_FILE, planned, read_plan, write_plan
+from conductor.resuming import aside_of
 from protocols.errors import ConfigError
 from protocols.fleet import Plan
+from protocols.ledger import Incident, Resumed, Stepped
+from protocols.messages import WeightVersion
+from protocols.tracking import StepRecord
 from tests.unit.planning.fleets import fleet_of, job, node
 
 
@@ -25,3 +30,41 @@ def test_a_file_that_holds_no_plan_is_refused_with_what_is_wrong(tmp_path: Path)
     path.write_text('{"vertices": 3}')
     with pytest.raises(ConfigError, match="vertices"):
         read_plan(path)
+
+
+def test_nobody_is_planned_where_workers_were_lost_again_and_again_as_long_as_there_is_room() -> None:
+    """A run that begins anew gave them back to the node that had killed them."""
+    nodes = fleet_of(node("a", domain="rack"), node("b"))
+    assert {vertex.node for vertex in planned(job(), nodes, (), aside={"rack"}).vertices} == {"b"}
+    assert {vertex.node for vertex in planned(job(), nodes, (), aside={"rack", "b"}).vertices} == {"a"}
+    large = job(engines=2, rollout=RoleConfig(cpus=6))
+    assert {vertex.node for vertex in planned(large, nodes, (), aside={"rack"}).vertices} == {"a", "b"}
+
+
+def stepped(seconds: float) -> Stepped:
+    return Stepped(record=StepRecord(step=1, metrics={}), seconds=seconds)
+
+
+def incident(**aside: float) -> Incident:
+    return Incident(
+        role="rollout",
+        workers=(),
+        cause="worker",
+        level="node",
+        attempts=1,
+        verdict="restored",
+        detail="",
+        version=WeightVersion(1),
+        seconds=1.0,
+        aside=aside,
+    )
+
+
+def test_what_is_set_aside_is_so_for_as_long_as_the_run_trains() -> None:
+    """Between two lives no clock goes on that the record knows."""
+    events = [stepped(10.0), incident(a=9.0), stepped(20.0), incident(b=30.0, c=5.0), stepped(28.0)]
+    assert aside_of(events) == {"b": 22.0}, "the last incident knows of all"
+    assert aside_of(events[:3]) == {}
+    assert aside_of([incident(a=9.0), Resumed(version=WeightVersion(0))]) == {"a": 9.0}
+    back = [stepped(50.0), incident(a=9.0), stepped(20.0)]
+    assert aside_of(back) == {"a": 9.0}, "a run that went back has trained less than before"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.config import CollocateConfig, FleetConfig, RoleConfig
+from conductor.config import CheckConfig, CollocateConfig, FleetConfig, RoleConfig
 from conductor.core.planning.plan import plan
 from conductor.core.planning.verify import verify
 from conductor.validation import find_problems
@@ -428,3 +428,18 @@ def test_a_variable_of_the_whole_fleet_that_no_process_takes_is_named() -> None:
     found = plan(wrong, fleet_of(node("a")))
     assert not isinstance(found, Plan)
     assert [problem.field for problem in found] == ["fleet.environment.A=B"]
+
+
+@pytest.mark.parametrize("given_in_code", [False, True])
+def test_there_must_be_two_ranks_whose_nodes_are_compared(given_in_code: bool) -> None:
+    cfg = job(policy=RoleConfig(instances=2))
+    cfg = msgspec.structs.replace(cfg, fleet=msgspec.structs.replace(cfg.fleet, check=CheckConfig()))
+    alone = msgspec.structs.replace(cfg, fleet=FleetConfig(check=CheckConfig()))
+    inventory = msgspec.structs.replace(GPUS, own_processes=True)
+    assert isinstance(plan(cfg, inventory), Plan)
+    problems = plan(alone, inventory, ["train"] if given_in_code else [])
+    assert not isinstance(problems, Plan)
+    assert str(problems[0]) == (
+        f"fleet.check: nodes are checked by the ranks of policy in pairs, and the job launches "
+        f"{'none' if given_in_code else '1'}; leave it out, or set fleet.roles.policy.instances"
+    )

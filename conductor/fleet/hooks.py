@@ -1,0 +1,84 @@
+"""What a user's code is told of worker groups, and the one rule for when it fails.
+
+A hook that raises, hangs or cancels itself is told of once, in the log. It never skips a release, keeps nobody waiting
+for longer than its patience, and never changes what becomes of the run.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from conductor.fleet.group import WorkerGroup
+from conductor.fleet.users import ask
+from protocols.aio import bounded_shield
+from protocols.fleet import Vertex
+from protocols.ledger import Incident
+
+POINTS = ("launching", "launched", "started", "failed_over", "stopping", "stopped")
+"""Methods that a hook may have, all of them coroutines; in the order of a run.
+
+``launching(role, workers)``: Workers of a role are about to be launched, where their vertices say.
+``launched(role, workers)``: They all run, and nobody has called them yet. There is no group before it is active: what
+    is not ready cannot be called too early.
+``started(group)``: The group is active: its nodes are checked, and its ranks have met. Now it can be called.
+``failed_over(incident)``: A failover ended.
+``stopping(role, workers)``: They are about to be ended, whatever for; they need not be there any more.
+``stopped(role, workers)``: They are ended, and what they held is given back next. It follows every ``launching``.
+"""
+
+
+class Hooks:
+    """Tells every hook of each point, one after the other.
+
+    Args:
+        hooks: Objects with some of ``POINTS`` as methods.
+        patience_s: How long one may take at one point, in seconds.
+        log: Is told of those that fail.
+    """
+
+    def __init__(self, hooks: Sequence[object], *, patience_s: float, log: FilteringBoundLogger) -> None:
+        self._hooks = tuple(hooks)
+        self._patience_s = patience_s
+        self._log = log
+        self._told: set[tuple[int, str]] = set()
+
+    @asynccontextmanager
+    async def around(self, role: str, workers: Sequence[Vertex]) -> AsyncGenerator[None]:
+        """Tell before workers are launched in the block, and after they are ended."""
+        try:
+            await self.tell("launching", role, tuple(workers))
+            yield
+        finally:
+            with bounded_shield(self._patience_s * len(self._hooks)):
+                await self.tell("stopped", role, tuple(workers))
+
+    @asynccontextmanager
+    async def within(self, role: str, workers: Sequence[Vertex]) -> AsyncGenerator[None]:
+        """Tell that workers were launched, and before they are ended, which they are after the block."""
+        try:
+            await self.tell("launched", role, tuple(workers))
+            yield
+        finally:
+            with bounded_shield(self._patience_s * len(self._hooks)):
+                await self.tell("stopping", role, tuple(workers))
+
+    async def started(self, group: WorkerGroup) -> None:
+        """Tell that a group is active."""
+        await self.tell("started", group)
+
+    async def failed_over(self, incident: Incident) -> None:
+        """Tell that a failover has ended."""
+        await self.tell("failed_over", incident)
+
+    async def tell(self, point: str, *facts: Any) -> None:
+        """Call a point of every hook that has it."""
+        for number, hook in enumerate(self._hooks):
+            if (method := getattr(hook, point, None)) is None:
+                continue
+            said = await ask(partial(method, *facts), within_s=self._patience_s)
+            if said.failed is not None and (number, point) not in self._told:
+                self._told.add((number, point))
+                self._log.error("hook.failed", hook=type(hook).__name__, point=point, why=said.failed)
