@@ -94,6 +94,12 @@ def test_a_whole_checkpoint_whose_report_a_crash_cut_off_is_known_by_the_resume_
     assert (found.last, found.begun) == (versions(1, 2), None)
 
 
+def test_an_evaluation_may_be_recorded_before_the_checkpoint_of_its_version() -> None:
+    """While an older one is still being written; the last one of a run is not announced."""
+    found = registry(evaluated(5, 0.9), written(4), written(5, 4))
+    assert found.best(Keeping(last=1, best=1)) == versions(5)
+
+
 @given(st.lists(st.integers(1, 5), unique=True, min_size=1))
 def test_the_same_report_twice_changes_nothing(numbers: list[int]) -> None:
     reports = [written(number, *sorted(numbers)[:index]) for index, number in enumerate(sorted(numbers))]
