@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from conductor.config import Deadlines, EvaluationConfig, PositiveInt, slots_in_flight
+from conductor.config import CheckpointConfig, Deadlines, EvaluationConfig, PositiveInt, slots_in_flight
 from conductor.decoding import decode
 from protocols.adapters import UnknownAdapter, resolve
 from protocols.errors import Problem
@@ -44,6 +44,21 @@ def evaluation_nests(deadlines: Deadlines, evaluation: EvaluationConfig | None) 
         why = f"generating and grading one of its groups takes up to {least:g} (deadlines.group + deadlines.reward)"
         value = f"{deadlines.evaluation:g}"
         yield Problem(field="deadlines.evaluation", value=value, why=why, mend=f"give at least {least:g}")
+
+
+def best_are_found(checkpoint: CheckpointConfig, evaluation: EvaluationConfig | None) -> Iterable[Problem]:
+    """Find that the best checkpoints are wanted, and none would ever be known to be one."""
+    if not checkpoint.keep_best:
+        return
+    why = mend = ""
+    if evaluation is None or not evaluation.every:
+        why = "which checkpoint is good is known when its version was evaluated, and nothing is while the run trains"
+        mend = "set evaluation.every, or leave it out"
+    elif not checkpoint.every or evaluation.every % checkpoint.every:
+        why = f"a version that is evaluated, each {evaluation.every} steps, would have no checkpoint"
+        mend = f"set checkpoint.every to {evaluation.every}, or to what divides it"
+    if why:
+        yield Problem(field="checkpoint.keep_best", value=str(checkpoint.keep_best), why=why, mend=mend)
 
 
 _OF_CAPACITY = {

@@ -8,6 +8,7 @@ import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
 from backends.episodes._attempts import Attempts
+from backends.models.opening import load_tokenizer
 from backends.models.tokenizers import Tokenizer
 from protocols.adapters import Host
 from protocols.backend import PayloadPort
@@ -164,8 +165,6 @@ async def open(cfg: Config, host: Host) -> AsyncGenerator[SingleTurn]:  # noqa: 
     Raises:
         UserError: The job names no model, or its tokenizer cannot be loaded.
     """
-    from backends.models.loading import load_tokenizer  # noqa: PLC0415 - heavy
-
     del cfg
     if host.inference is None:
         raise InvariantError("an executor was launched before the engines that it plays on")

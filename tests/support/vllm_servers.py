@@ -21,7 +21,8 @@ from backends.engines._http.engine import HttpEngine
 from backends.engines._http.opening import ServerOptions
 from backends.engines._http.server import open_server_engine
 from backends.engines._http.vllm import VllmDialect
-from backends.models.loading import load_module, load_tokenizer, named_weights
+from backends.models.loading import load_module, named_weights
+from backends.models.opening import load_tokenizer
 from backends.sim.payloads import ScriptedPayloads
 from backends.trainers.torch.probe import probe_of
 from protocols.adapters import Host

@@ -17,7 +17,7 @@ from backends.engines._serve.web import Answer, Refused, Request, serve
 from backends.engines.torch import Config
 from backends.engines.torch.engine import open_engine
 from backends.inproc.payloads import InprocPayloads
-from backends.models.loading import check_model, load_tokenizer
+from backends.models.opening import check_model, load_tokenizer
 from protocols.adapters import Host
 from protocols.aio import open_tasks, owned
 from protocols.errors import UserError

@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from backends.models.loading import load_tokenizer, named_weights
+from backends.models.loading import named_weights
+from backends.models.opening import load_tokenizer
 from backends.models.tokenizers import Tokenizer
 from backends.trainers.torch import Config, checkpoint, node_check
 from backends.trainers.torch.compute import LONGEST_PASS_S, Compute

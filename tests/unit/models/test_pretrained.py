@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from backends.models import pretrained
-from backends.models.loading import load_module, load_tokenizer
+from backends.models.loading import load_module
+from backends.models.opening import load_tokenizer
 from protocols.adapters import known_kinds
 from protocols.errors import UserError
 from protocols.prompts import TextPrompt

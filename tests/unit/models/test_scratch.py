@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from backends.models import scratch
-from backends.models.loading import load_module, load_tokenizer
+from backends.models.loading import load_module
+from backends.models.opening import load_tokenizer
 from protocols.errors import UserError
 from protocols.sections import Section, Site
 from tests.support.batches import GPT2, LLAMA

@@ -16,7 +16,8 @@ import torch
 from anyio.lowlevel import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backends.models.loading import load_module, load_tokenizer
+from backends.models.loading import load_module
+from backends.models.opening import load_tokenizer
 from backends.sim.payloads import ScriptedPayloads
 from backends.trainers import torch as adapter
 from backends.trainers.torch import Config
