@@ -61,7 +61,7 @@ async def test_a_kill_from_outside_is_told_at_once_and_what_it_started_ends(ray_
         assert (await made.launcher.poll())[PROBE].pid == pid
 
         async def call() -> None:
-            with pytest.raises(WorkerLost, match=PROBE):
+            with pytest.raises(WorkerLost, match="process has died"):
                 await ask(made, "wait")
 
         with Watched([pid, *strays]) as watched, anyio.fail_after(60):
@@ -124,6 +124,27 @@ async def test_a_node_that_is_gone_loses_its_workers_and_its_places_move(ray_clu
         with pytest.raises(Infeasible) as refused:
             await made.placement.reserve(ReserveRequest(reservation_id="big", resources=Resources(cpus=3)))
         assert (refused.value.asked, refused.value.available) == (3, 2)
+
+
+async def test_notice_that_a_node_goes_is_passed_on_and_nothing_is_placed_there(ray_cluster: RayCluster) -> None:
+    """Ray starts nothing more on such a node and tells nobody: workers there were lost with it, unwarned."""
+    node = ray_cluster.add_node(num_cpus=5)
+    async with opened(ray_cluster) as made:
+        (name,) = [one.name for one in (await made.placement.inventory()).nodes if one.total.cpus == 5]
+        await made.placement.reserve(ReserveRequest(reservation_id=PROBE, resources=Resources(cpus=1), node=name))
+        await made.launcher.launch(spec())
+        assert not (await made.launcher.poll())[PROBE].leaving
+        pid = await ask(made, "pid")
+        ray_cluster.drain_node(node, within_s=600)
+        with anyio.fail_after(60):
+            while not (await made.launcher.poll())[PROBE].leaving:  # noqa: ASYNC110 - as those do who look after it
+                await anyio.sleep(0.05)
+        assert await ask(made, "pid") == pid, "it goes on until somebody ends it"
+        await made.launcher.kill(PROBE)
+        await made.launcher.launch(spec())
+        assert not (await made.launcher.poll())[PROBE].leaving
+        assert name not in [one.name for one in (await made.placement.inventory()).nodes]
+    ray_cluster.kill_node(node)
 
 
 async def test_an_object_ends_with_the_process_that_put_it_and_the_store_says_so(ray_cluster: RayCluster) -> None:
