@@ -47,7 +47,7 @@ from conductor.result import Accounts
 from protocols.aio import Doorbell
 from protocols.backend import Backend
 from protocols.errors import ConductorError, ConfigError, PortFailed
-from protocols.ledger import Incident, Readmitted, Stepped
+from protocols.ledger import Checkpointed, Incident, Readmitted, Stepped
 from protocols.messages import WorkerId
 from protocols.sections import Site
 from protocols.tracking import StepRecord
@@ -144,7 +144,7 @@ class Scene:
         self.began = time.monotonic()
         self.pool.drain(node, within_s=NOTICE_S)
         await self.restored(*(one for one in workers if one in ENGINES))
-        if not list(Path(self.cfg.run_dir or "", "checkpoints").glob("step-*")):
+        if not any(isinstance(event, Checkpointed) for event in read_record(self.cfg).events):
             raise PortFailed("the notice led to no checkpoint")
         await anyio.sleep(self.began + NOTICE_S - time.monotonic())
         await anyio.to_thread.run_sync(self.pool.kill, node)

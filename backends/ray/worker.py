@@ -184,9 +184,11 @@ class RayWorker:
             tasks.start_soon(self._close, name=f"closing of {self._name}")
             try:
                 self._facts = await result_of(self._actor.facts.remote(), self._name)
-                tasks.start_soon(owned, "questions", partial(self._listen, tasks), name=f"questions of {self._name}")
-                self._said = await result_of(self._actor.host.remote(), self._name)
-                self._failure = decode_failure(self._said) if self._said else None
+                with anyio.CancelScope() as hosted:
+                    listen = partial(self._listen, tasks, hosted)
+                    tasks.start_soon(owned, "questions", listen, name=f"questions of {self._name}")
+                    self._said = await result_of(self._actor.host.remote(), self._name)
+                    self._failure = decode_failure(self._said) if self._said else None
             except ConductorError as exc:
                 self._failure = exc
             tasks.cancel_scope.cancel()
@@ -197,7 +199,7 @@ class RayWorker:
         await anyio.sleep(self._patience_s)
         self._kill(f"it was told to close and did not end within {self._patience_s:g} s")
 
-    async def _listen(self, tasks: TaskGroup) -> None:
+    async def _listen(self, tasks: TaskGroup, hosted: anyio.CancelScope) -> None:
         """Answer its questions, and kill it when it has none and does not say so either."""
         answers = Answers(self._actor, self._ports, tasks)
         try:
@@ -206,7 +208,7 @@ class RayWorker:
                     answers.give(question)
         except ConductorError as exc:  # it ended, and of its two open calls this one was told so first
             self._failure = exc
-            tasks.cancel_scope.cancel()
+            hosted.cancel()
             return
         self._kill(f"it did not answer for {self._heartbeat_s:g} s")
 

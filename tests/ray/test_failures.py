@@ -76,7 +76,9 @@ def test_a_worker_that_memory_ran_out_for_says_so() -> None:
 def test_a_worker_that_was_killed_is_told_of_without_advice() -> None:
     """It is a line of the log and of ``conductor inspect``; Ray follows it with six lines of what might have been."""
     why = "Worker unexpectedly exits with a connection error code 2. End of file."
-    lost = translated("policy/0", rx.RayActorError(error_msg=f"{why} Some common causes include: (1) the process was killed"))
+    lost = translated(
+        "policy/0", rx.RayActorError(error_msg=f"{why} Some common causes include: (1) the process was killed")
+    )
     assert isinstance(lost, WorkerLost)
     assert lost.cause == why
 
