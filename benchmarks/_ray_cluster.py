@@ -125,6 +125,7 @@ def open_cluster(*, nodes: int, cpus: int = 2, store: int = _STORE) -> Generator
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",  # else what others on this machine use ends workers of ours
+        "RAY_worker_niceness": "0",  # else whoever else computes on this machine goes first
         "RAY_TMPDIR": folder,  # where it notes which cluster is this machine's
         "PYTHONPATH": str(Path.cwd()),
     }

@@ -1,13 +1,16 @@
 """Workers in actors: what ends them, what they find, and that nothing of them is left."""
 
+import json
 import os
 import signal
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
+from anyio.streams.text import TextReceiveStream
 
 pytest.importorskip("ray")
 
@@ -27,6 +30,7 @@ from tests.support.probe import KIND, asking, told
 pytestmark = [pytest.mark.cluster, pytest.mark.real_time, pytest.mark.timeout(240)]
 
 PROBE = WorkerId("reward/0")
+ROOT = Path(__file__).parents[2]
 
 
 def spec(run_dir: Path | None = None, **environment: str) -> WorkloadSpec:
@@ -217,6 +221,28 @@ async def test_only_what_changed_is_put_again(ray_cluster: RayCluster) -> None:
         got = await store.get(second)
         assert all(torch.equal(got[name], one) for name, one in changed.items())
         assert got["frozen"].data_ptr() == before.data_ptr(), "it is the object that it was"
+
+
+async def test_what_a_killed_controller_left_on_a_cluster_that_goes_on_is_gone_with_the_next(
+    ray_cluster: RayCluster,
+) -> None:
+    """``kill -9``: Ray ends the worker and gives its CPU back; what it had started held the node for ever."""
+    node = ray_cluster.add_node(num_cpus=1)
+    command = [sys.executable, "-m", "tests.support.doomed_ray", ray_cluster.address, str(node.node_id)[:12]]
+    async with await anyio.open_process(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=None) as doomed:
+        assert doomed.stdout is not None
+        with anyio.fail_after(120):
+            pids = json.loads(await TextReceiveStream(doomed.stdout).receive())
+        with Watched(pids["worker"]) as ours, Watched(pids["strays"]) as strays:
+            doomed.kill()
+            assert ours.left(30.0) == set()
+            assert strays.left(0.0), "Ray does not know of one that left the worker's session"
+            async with opened(ray_cluster) as made:
+                assert strays.left(0.0) == set()
+                (there,) = [one for one in (await made.placement.inventory()).nodes if one.total.cpus == 1]
+                assert there.free == there.total
+                assert await made.payloads.owners() == frozenset()
+    ray_cluster.remove_node(node)
 
 
 async def test_where_nobody_answers_is_told_at_once() -> None:
