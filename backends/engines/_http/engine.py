@@ -7,16 +7,15 @@ from functools import partial
 from http import HTTPStatus
 
 import anyio
-import anyio.to_thread
 import msgspec
 import structlog
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from backends.engines._http.calls import Call, Calls, ids_of
+from backends.engines._http.cargo import Shipping
 from backends.engines._http.connection import ServerRefused, refusals_as_transient
 from backends.engines._http.dialect import Answered, Dialect
-from backends.engines._http.files import WeightFiles
 from backends.engines._http.trust import Unvouched
 from backends.engines._http.weights import ServerWeights
 from protocols.aio import open_tasks, owned
@@ -273,11 +272,11 @@ def _fitting(request: GenerateRequest, context: int) -> GenerateRequest:
 
 @asynccontextmanager
 async def open_engine(
-    dialect: Dialect, payloads: PayloadPort, files: WeightFiles, *, name: str, tolerance: float
+    dialect: Dialect, payloads: PayloadPort, shipping: Shipping, *, name: str, tolerance: float
 ) -> AsyncGenerator[HttpEngine]:
     """Open the port over a server that runs; what it works on when the block ends is left to its own devices."""
     context = await dialect.context()
-    weights = ServerWeights(dialect, payloads, files, name=name, tolerance=tolerance)
+    weights = ServerWeights(dialect, payloads, shipping, name=name, tolerance=tolerance)
     async with open_tasks() as tasks:
         yield HttpEngine(dialect, weights, name=name, context=context, tasks=tasks)
         tasks.cancel_scope.cancel()

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from backends.engines._http.cargo import Cargo
 from backends.engines._http.dialect import Answered, Dialect, Scored, ServerState
 from backends.engines._http.together import together
 from protocols.inference import GenerateRequest, SampleRequest
@@ -69,9 +70,9 @@ class RoutedDialect:
         """Resume all."""
         await self._each("resume", lambda one: one.resume)
 
-    async def publish(self, folder: str, label: str, loading: str) -> None:
-        """Let all load the same folder at once."""
-        await self._each("publish", lambda one: partial(one.publish, folder, label, loading))
+    async def publish(self, cargo: Cargo, label: str, loading: str) -> None:
+        """Let all load the same weights at once."""
+        await self._each("publish", lambda one: partial(one.publish, cargo, label, loading))
 
     async def score(self, token_ids: Sequence[int]) -> Sequence[Scored]:
         """Ask all."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from backends.engines._http.cargo import Cargo, Folder
 from backends.engines._http.connection import Connection
 from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, Scored, ServerState, seed_of
 from backends.engines._http.together import together
@@ -144,11 +145,12 @@ class SglangDialect:
         await self._connection.post("/continue_generation", {})
         self._paused = False
 
-    async def publish(self, folder: str, label: str, loading: str) -> None:
+    async def publish(self, cargo: Cargo, label: str, loading: str) -> None:
         """Load from a folder. Should that fail half-way, the label that stands there is nobody's."""
         await self._connection.post("/update_weight_version", {"new_version": loading, "abort_all_requests": False})
+        assert isinstance(cargo, Folder)  # check refuses anything else
         # what was computed before stays under its own extra_key, and a cache in use cannot be flushed
-        update = {"model_path": folder, "weight_version": label, "flush_cache": False}
+        update = {"model_path": str(cargo.path), "weight_version": label, "flush_cache": False}
         await self._connection.post("/update_weights_from_disk", update)
 
     async def score(self, token_ids: Sequence[int]) -> Sequence[Scored]:

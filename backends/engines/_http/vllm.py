@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from msgspec import Struct
 
+from backends.engines._http.cargo import Broadcast, Cargo
 from backends.engines._http.connection import Connection
 from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, Scored, ServerState, seed_of
 from protocols.errors import Transient
@@ -35,6 +37,10 @@ class _Card(Struct):
 
 class _Models(Struct):
     data: list[_Card]
+
+
+class _World(Struct):
+    world_size: int
 
 
 class _Span(Struct):
@@ -162,15 +168,17 @@ class VllmDialect:
         """Resume."""
         await self._connection.post("/resume", {})
 
-    async def publish(self, folder: str, label: str, loading: str) -> None:
-        """Reload from a folder. The label follows by itself, so another one stands there in between."""
+    async def publish(self, cargo: Cargo, label: str, loading: str) -> None:
+        """Reload. The label does not follow by itself, so another one stands there in between."""
         await self._label(loading)
-        if self._named:
-            adapter = {"lora_name": _ADAPTER, "lora_path": folder, "load_inplace": True}
+        if isinstance(cargo, Broadcast):
+            workers = await self._connection.get("/get_world_size", _World)
+            await cargo.send(self._connection.name, workers.world_size, partial(self._call, "conductor_receive"))
+        elif self._named:
+            adapter = {"lora_name": _ADAPTER, "lora_path": str(cargo.path), "load_inplace": True}
             await self._connection.tell("/v1/load_lora_adapter", adapter)
         else:
-            reload = {"method": self._reload, "kwargs": {"weights_path": folder}}
-            await self._connection.post("/collective_rpc", reload)
+            await self._call(self._reload, {"weights_path": str(cargo.path)})
         await self._label(label)
 
     async def score(self, token_ids: Sequence[int]) -> Sequence[Scored]:
@@ -181,6 +189,9 @@ class VllmDialect:
         told = (reply.prompt_logprobs or [])[1:]
         found = [one[str(token)].logprob for token, one in zip(token_ids[1:], told, strict=True) if one is not None]
         return [Scored(self._connection.name, found)]
+
+    async def _call(self, method: str, kwargs: Any) -> None:
+        await self._connection.post("/collective_rpc", {"method": method, "kwargs": kwargs})
 
     async def _label(self, label: str) -> None:
         await self._connection.post("/update_weight_version", {"new_version": label})
