@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from backends.engines._http.cargo import Cargo
+from backends.engines._http.window import Load
 from protocols.inference import GenerateRequest, SampleRequest
 
 
@@ -66,8 +67,8 @@ class Dialect(Protocol):
         """Return the label of its weights, and whether it is paused."""
         ...
 
-    async def running(self) -> int:
-        """Return how many requests run or wait on it, whoever sent them."""
+    async def load(self) -> Load:
+        """Return what it works on."""
         ...
 
     def refusal(self, request: GenerateRequest) -> str | None:

@@ -24,6 +24,7 @@ class ServerOptions(Message, frozen=True, kw_only=True):
         weights_dir: Folder for published weights, which the servers see under the same path; else the run's own.
         weights: How published weights reach a server: ``file``, in a folder that both see; or by broadcast from this
             side, ``gloo`` through memory and ``nccl`` between GPUs.
+        in_flight: The most samples that a server is given at once; fewer while it reports a queue or a full cache.
         probe_tolerance: By how much a server's log-probabilities of fixed tokens may differ from the trainer's after
             a publish, in nats. Servers that compute in half precision need 0.1 and more.
     """
@@ -34,6 +35,7 @@ class ServerOptions(Message, frozen=True, kw_only=True):
     start_s: Annotated[float, Meta(gt=0)] = 300.0
     weights_dir: str | None = None
     weights: Literal["file", "gloo", "nccl"] = "file"
+    in_flight: Annotated[int, Meta(ge=1)] = 1024
     probe_tolerance: Annotated[float, Meta(gt=0)] = 1e-3
 
 

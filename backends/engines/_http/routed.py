@@ -11,6 +11,7 @@ from typing import TypeVar
 from backends.engines._http.cargo import Cargo
 from backends.engines._http.dialect import Answered, Dialect, Scored, ServerState
 from backends.engines._http.together import together
+from backends.engines._http.window import Load
 from protocols.inference import GenerateRequest, SampleRequest
 
 T = TypeVar("T")
@@ -44,9 +45,11 @@ class RoutedDialect:
         labels = sorted({state.label for state in states})
         return ServerState(" and ".join(labels), all(state.paused for state in states))
 
-    async def running(self) -> int:
-        """Add up what runs on each."""
-        return sum(await self._each("running", lambda one: one.running))
+    async def load(self) -> Load:
+        """Add up what runs and waits on each; of their caches the fullest counts."""
+        found = await self._each("load", lambda one: one.load)
+        running, waiting = sum(one.running for one in found), sum(one.waiting for one in found)
+        return Load(running, waiting, max(one.cache for one in found))
 
     def refusal(self, request: GenerateRequest) -> str | None:
         """Say what each would."""

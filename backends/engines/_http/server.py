@@ -62,7 +62,9 @@ async def open_server_engine(
         else:
             shipping = ByBroadcast(cfg.weights, _device(cfg, host))
         yield await stack.enter_async_context(
-            open_engine(dialect, host.payloads, shipping, name=url, tolerance=cfg.probe_tolerance)
+            open_engine(
+                dialect, host.payloads, shipping, name=url, tolerance=cfg.probe_tolerance, in_flight=cfg.in_flight
+            )
         )
 
 

@@ -14,6 +14,7 @@ from backends.engines._http.cargo import Cargo, Folder
 from backends.engines._http.connection import Connection
 from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, Scored, ServerState, seed_of
 from backends.engines._http.together import together
+from backends.engines._http.window import Load
 from protocols.errors import Transient
 from protocols.inference import GenerateRequest, SampleRequest
 
@@ -33,6 +34,7 @@ class _ServerInfo(Struct):
 class _Load(Struct):
     num_running_reqs: int
     num_waiting_reqs: int
+    token_usage: float = 0.0
 
 
 class _Loads(Struct):
@@ -91,10 +93,11 @@ class SglangDialect:
         info = await self._connection.get("/model_info", _ModelInfo)
         return ServerState(info.weight_version, self._paused)
 
-    async def running(self) -> int:
-        """Add up the loads of its ranks."""
-        found = await self._connection.get("/v1/loads", _Loads)
-        return sum(load.num_running_reqs + load.num_waiting_reqs for load in found.loads)
+    async def load(self) -> Load:
+        """Add up the loads of its ranks; of their caches the fullest counts."""
+        loads = (await self._connection.get("/v1/loads", _Loads)).loads
+        running, waiting = sum(one.num_running_reqs for one in loads), sum(one.num_waiting_reqs for one in loads)
+        return Load(running, waiting, max((one.token_usage for one in loads), default=0.0))
 
     def refusal(self, request: GenerateRequest) -> str | None:  # noqa: ARG002 - its log-probabilities are the port's
         """Refuse nothing."""

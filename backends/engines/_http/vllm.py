@@ -10,6 +10,7 @@ from msgspec import Struct
 from backends.engines._http.cargo import Broadcast, Cargo
 from backends.engines._http.connection import Connection
 from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, Scored, ServerState, seed_of
+from backends.engines._http.window import Load
 from protocols.errors import Transient
 from protocols.inference import GenerateRequest, SampleRequest
 
@@ -20,7 +21,8 @@ _ADAPTER = "conductor"
 """What adapters are called as a model."""
 
 _GENERATE = "/inference/v1/generate"
-_GAUGE = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:{[^}]*})? ([0-9.e+]+)$", re.MULTILINE)
+_RUNNING, _WAITING, _CACHE = "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"
+_GAUGE = re.compile(rf"^vllm:({_RUNNING}|{_WAITING}|{_CACHE})(?:{{[^}}]*}})? ([0-9.e+-]+)$", re.MULTILINE)
 
 
 class _Label(Struct):
@@ -106,12 +108,14 @@ class VllmDialect:
         paused = await self._connection.get("/is_paused", _Paused)
         return ServerState(label.weight_version, paused.is_paused)
 
-    async def running(self) -> int:
-        """Add up what the metrics say of all its engines."""
-        found = _GAUGE.findall(await self._connection.get_text("/metrics"))
-        if not found:
+    async def load(self) -> Load:
+        """Add up what the metrics say of all its engines; of their caches the fullest counts."""
+        found: dict[str, list[float]] = {}
+        for gauge, value in _GAUGE.findall(await self._connection.get_text("/metrics")):
+            found.setdefault(gauge, []).append(float(value))
+        if _RUNNING not in found or _WAITING not in found:
             raise Transient(f"{self._connection.name} does not say in its metrics how many requests run")
-        return int(sum(map(float, found)))
+        return Load(int(sum(found[_RUNNING])), int(sum(found[_WAITING])), max(found.get(_CACHE, [0.0])))
 
     def refusal(self, request: GenerateRequest) -> str | None:
         """Say where they are not of the logits over the temperature, before ``top_p`` and ``top_k``."""

@@ -83,6 +83,11 @@ class ServedEngine:
         """How many requests run or wait."""
         return len(self._running)
 
+    async def busy(self) -> tuple[int, int]:
+        """Return how many requests run, and how many wait."""
+        waiting = min(self.running, (await self.engine.status()).held)
+        return self.running - waiting, waiting
+
     async def generate(
         self,
         name: str,

@@ -106,10 +106,11 @@ class Vllm:
         return as_json({"version": VERSION})
 
     async def _metrics(self, _: Request) -> Answer:
+        running, waiting = await self._served.busy()
         labels = f'{{engine="0",model_name="{self._served.model}"}}'
         lines = [
-            f"vllm:num_requests_running{labels} {self._served.running}.0",
-            f"vllm:num_requests_waiting{labels} 0.0",
+            f"vllm:num_requests_running{labels} {running}.0",
+            f"vllm:num_requests_waiting{labels} {waiting}.0",
         ]
         return Answer(kind="text/plain; version=0.0.4; charset=utf-8", body="\n".join([*lines, ""]).encode())
 
