@@ -9,8 +9,11 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import torch
+import torch.distributed
 
 from backends.engines._http.adapters import lora_of
+from backends.engines._http.cargo import ByBroadcast, ByFolder
 from backends.engines._http.connection import Connection, ServerRefused, new_client
 from backends.engines._http.dialect import Dialect
 from backends.engines._http.engine import HttpEngine, open_engine
@@ -38,7 +41,7 @@ async def open_server_engine(
         speak: Makes the dialect over a connection.
 
     Raises:
-        UserError: There is no server for this engine, or no place for weights.
+        UserError: There is no server for this engine, or no place for weights, or no GPU to send them from.
         WorkerLost: A server that is to run already cannot be reached.
         DeadlineExceeded: One that was started does not answer.
         PortFailed: It ended by itself (also later, into the block).
@@ -54,10 +57,23 @@ async def open_server_engine(
         if cfg.router is not None:
             dialect = RoutedDialect(dialect, [await speak_to(server) for server in cfg.urls])
         await (_wait_until_ready(dialect, url, cfg.start_s) if cfg.command else _see(dialect, url))
-        files = await stack.enter_async_context(_weight_files(cfg, host, number))
+        if cfg.weights == "file":
+            shipping = ByFolder(await stack.enter_async_context(_weight_files(cfg, host, number)))
+        else:
+            shipping = ByBroadcast(cfg.weights, _device(cfg, host))
         yield await stack.enter_async_context(
-            open_engine(dialect, host.payloads, files, name=url, tolerance=cfg.probe_tolerance)
+            open_engine(
+                dialect, host.payloads, shipping, name=url, tolerance=cfg.probe_tolerance, in_flight=cfg.in_flight
+            )
         )
+
+
+def _device(cfg: ServerOptions, host: Host) -> torch.device:
+    if cfg.weights == "gloo":
+        return torch.device("cpu")
+    if not host.devices or not torch.distributed.is_nccl_available():
+        raise UserError("engine.weights = 'nccl' needs a GPU where the engine's worker runs; weights = 'gloo' does not")
+    return torch.device("cuda", host.devices[0])
 
 
 def _attached(cfg: ServerOptions, number: int) -> str:

@@ -210,7 +210,7 @@ async def test_200_requests_aborted_by_prefix_leave_none_running(kind: str) -> N
             assert "engine.abort_unanswered" not in {line["event"] for line in told}  # by name, not by hanging up
             assert await engine.live_requests() == frozenset()
         assert {type(error) for error in errors} == {Aborted}
-        assert await engine._dialect.running() == 0
+        assert (await engine._dialect.load()).requests == 0
         await engine.resume()
 
 
@@ -237,7 +237,7 @@ async def test_an_abort_that_is_answered_and_ends_nothing_is_noticed(monkeypatch
             await anyio.wait_all_tasks_blocked()
             assert await engine.abort("p.1/L0/") == {"p.1/L0/0/0/0", "p.1/L0/0/1/0"}
             assert await engine.live_requests() == frozenset()
-            assert await engine._dialect.running() == 0  # hanging up ended them
+            assert (await engine._dialect.load()).requests == 0  # hanging up ended them
         await engine.resume()
 
 
