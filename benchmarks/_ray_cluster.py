@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._raylet import GcsClient  # what `ray drain-node` does, which is hidden
+from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue] - what `ray drain-node` does, hidden
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
@@ -84,7 +84,8 @@ class RayCluster:
 
     def drain_node(self, node: Any, within_s: float) -> None:
         """Give notice that a node will be taken away, as a cloud's agent does; it is not taken away here."""
-        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        reasons = autoscaler_pb2.DrainNodeReason  # pyright: ignore[reportAttributeAccessIssue]
+        reason = reasons.Value("DRAIN_NODE_REASON_PREEMPTION")
         deadline_ms = int((time.time() + within_s) * 1000)
         accepted, why = GcsClient(address=self.address).drain_node(node.node_id, reason, "preempted", deadline_ms)
         assert accepted, why
