@@ -167,7 +167,8 @@ async def _load(ctx: RunContext, origin: RunStarted) -> None:
     elif version not in ctx.table.settlements.cuts:
         complete = [version for version, cut in ctx.table.settlements.cuts.items() if cut.complete]
         there = ", ".join(f"step-{known}" for known in complete) or "it wrote none"
-        raise UserError(f"the run in {ctx.cfg.run_dir} cannot go on without its checkpoints: {there}")
+        mend = "put them back, or begin a new run in another folder"
+        raise UserError(f"the run in {ctx.cfg.run_dir} cannot go on without its checkpoints: {there}; {mend}")
     ctx.trained = ctx.closed = version
     position = ctx.table.position
     if position is not None:
@@ -187,7 +188,7 @@ async def _find_checkpoint(ctx: RunContext) -> tuple[Path, Marker] | None:
         unknown = await on_disk("tidying the checkpoints", seconds, lambda: _tidy(folder, known, registry.gone))
         newest = await on_disk("reading the checkpoint", seconds, lambda: _newest(folder, cuts))
     except OSError as exc:
-        raise UserError(f"the checkpoints in {folder} cannot be read: {exc}") from exc
+        raise UserError(f"the checkpoints in {folder} cannot be read: {exc}; give access to them") from exc
     if unknown:
         ctx.log.error("checkpoints.set_aside", paths=unknown, why="the record ends before them")
     return newest
@@ -214,7 +215,8 @@ def _newest(folder: Path, cuts: Collection[WeightVersion]) -> tuple[Path, Marker
 
 def _check(path: Path, marker: Marker, ctx: RunContext) -> None:
     if marker.run_id != ctx.run_id:
-        raise UserError(f"{path} belongs to run {marker.run_id}, the record in the same folder to {ctx.run_id}")
+        why = f"belongs to run {marker.run_id}, the record in the same folder to {ctx.run_id}"
+        raise UserError(f"{path} {why}; remove it, or put that run's record back")
     admitted = ctx.table.settlements.cuts[marker.version].admitted
     if marker.admitted != admitted:
         raise CorruptLedger(f"{path} was written after {marker.admitted} groups, and by the record after {admitted}")

@@ -95,7 +95,8 @@ class SingleTurn:
         if text not in self._stop_ids:
             token_id = self._tokenizer.token_id(text)
             if token_id is None:
-                raise UserError(f"sampling.stop: {text!r} is no single token of the model")
+                mend = "name one of its tokens, or leave it out"
+                raise UserError(f"sampling.stop: {text!r} is no single token of the model; {mend}")
             self._stop_ids[text] = token_id
         return self._stop_ids[text]
 

@@ -82,7 +82,7 @@ async def draw_prompts(ctx: RunContext) -> None:
             break
         prompts.append(prompt)
     if not prompts:
-        raise UserError("evaluation.prompts gives no prompt that can be read")
+        raise UserError("evaluation.prompts gives no prompt that can be read; the log names what is wrong with each")
     ctx.evaluation_prompts = tuple(prompts)
 
 

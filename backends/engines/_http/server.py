@@ -79,10 +79,11 @@ def _device(cfg: ServerOptions, host: Host) -> torch.device:
 def _attached(cfg: ServerOptions, number: int) -> str:
     if cfg.router is not None:
         if number > 0:
-            raise UserError("the servers behind engine.router are one engine: engines = 1")
+            raise UserError("engine.router: the servers behind it are one engine; set engines = 1")
         return cfg.router
     if number >= len(cfg.urls):
-        raise UserError(f"engine.urls names {len(cfg.urls)} servers, and there is an engine number {number + 1}")
+        why = f"it names {len(cfg.urls)} servers, and there is an engine number {number + 1}"
+        raise UserError(f"engine.urls: {why}; name one for each engine, or set engines = {len(cfg.urls)}")
     return cfg.urls[number]
 
 
@@ -127,7 +128,8 @@ async def _weight_files(cfg: ServerOptions, host: Host, number: int) -> AsyncGen
     try:
         files = await anyio.to_thread.run_sync(WeightFiles, root / f"engine-{number}", lora_of(host.site))
     except OSError as exc:
-        raise UserError(f"weights cannot be written to {root}: {exc}") from exc
+        why = f"weights cannot be written to {root}: {exc}"
+        raise UserError(f"{why}; name another folder in engine.weights_dir") from exc
     try:
         yield files
     finally:

@@ -11,6 +11,7 @@ from protocols.backend import Ranks
 from protocols.errors import UserError
 from protocols.sections import Section
 from tests.support.batches import site
+from tests.support.texts import exactly
 
 URL = "http://127.0.0.1:1"
 
@@ -38,7 +39,9 @@ async def test_an_engine_without_a_server_of_its_own_is_refused() -> None:
     """Two engines on one server would load weights into it against each other."""
     ranks = Ranks(world=2, role=1, node=0, local=2)
     host = Host(site=site(), payloads=ScriptedPayloads(), ranks=ranks)
-    with pytest.raises(UserError, match="names 1 servers, and there is an engine number 2"):
+    why = "it names 1 servers, and there is an engine number 2"
+    text = f"engine.urls: {why}; name one for each engine, or set engines = 1"
+    with pytest.raises(UserError, match=exactly(text)):
         async with open_server_engine(vllm.Config(urls=(URL,)), host, lambda one: VllmDialect(one, "raw")):
             pass
 
@@ -48,6 +51,8 @@ async def test_a_second_engine_behind_a_router_is_refused() -> None:
     ranks = Ranks(world=2, role=1, node=0, local=2)
     host = Host(site=site(), payloads=ScriptedPayloads(), ranks=ranks)
     options = vllm.Config(urls=(URL, URL), router=URL)
-    with pytest.raises(UserError, match="engines = 1"):
+    with pytest.raises(
+        UserError, match=exactly("engine.router: the servers behind it are one engine; set engines = 1")
+    ):
         async with open_server_engine(options, host, lambda one: VllmDialect(one, "raw")):
             pass
