@@ -53,7 +53,7 @@ class Hooks:
             yield
         finally:
             with bounded_shield(self._patience_s * len(self._hooks)):
-                await self.tell("stopped", role, tuple(workers))
+                await self.tell("stopped", role, tuple(workers))  # noqa: ASYNC102 - the shield has a deadline
 
     @asynccontextmanager
     async def within(self, role: str, workers: Sequence[Vertex]) -> AsyncGenerator[None]:
@@ -63,7 +63,7 @@ class Hooks:
             yield
         finally:
             with bounded_shield(self._patience_s * len(self._hooks)):
-                await self.tell("stopping", role, tuple(workers))
+                await self.tell("stopping", role, tuple(workers))  # noqa: ASYNC102 - the shield has a deadline
 
     async def started(self, group: WorkerGroup) -> None:
         """Tell that a group is active."""

@@ -27,6 +27,7 @@ from protocols.errors import BudgetExhausted, Infeasible
 from protocols.faults import FaultPlan
 from protocols.inference import InferenceControllerPort
 from protocols.ledger import Incident, Record
+from protocols.messages import WorkerId
 from protocols.simulation import Observed
 from tests.sim.test_moving import Nodes
 from tests.support.runs import run_config
@@ -34,6 +35,7 @@ from tests.support.scripted.ranks import Cluster, ScriptedRank
 
 CHECK = CheckConfig(deadline_s=20.0)
 POLICY = RoleConfig(instances=2, accelerators=1, placement="spread")
+SECOND = WorkerId("policy/1")
 LARGE = msgspec.structs.replace(POLICY, accelerators=3)
 """Of which no node has room for two."""
 
@@ -141,7 +143,7 @@ def test_a_slow_node_is_told_of_and_left_where_the_job_says_so(exclude: bool) ->
     check = msgspec.structs.replace(CHECK, exclude_slow=exclude)
     scene = Scene(cluster=Cluster(seconds={"b": 5.0}), check=check)
     assert scene.run().steps == 40
-    assert scene.cluster.where["policy/1"] == ("c" if exclude else "b")
+    assert scene.cluster.where[SECOND] == ("c" if exclude else "b")
     (incident,) = scene.incidents()
     assert incident.verdict == ("restored" if exclude else "noted")
     assert "b 4.6 times the median of 1.1 s" in incident.detail
@@ -189,7 +191,7 @@ def test_a_resumed_run_knows_what_was_set_aside(tmp_path: Path) -> None:
     """Issue E: a controller that dies forgot which node had killed its workers, and gave them back to it."""
     first = Scene(crashes=3, steps=70, run_dir=str(tmp_path))
     first.run()
-    assert first.cluster.where["policy/1"] == "c"
+    assert first.cluster.where[SECOND] == "c"
     again = Scene(steps=75, run_dir=str(tmp_path), resume=True, ledger=first.ledger)
     again.run()
     assert again.cluster.where == {"policy/0": "a", "policy/1": "c"}

@@ -10,10 +10,11 @@ from conductor.config import CheckConfig
 from conductor.core.node_check import Findings
 from conductor.fleet.checking import NodeCheck, units_of
 from conductor.fleet.group import spec_of
-from protocols.backend import Ranks
+from protocols.backend import Ranks, WorkloadSpec
 from protocols.errors import InvariantError
 from protocols.faults import Fault, FaultPlan
 from protocols.fleet import Vertex
+from protocols.inference import InferenceControllerPort
 from protocols.messages import WorkerId
 from protocols.sections import Section, Site
 from protocols.simulation import Observed
@@ -49,7 +50,12 @@ async def checked(places: list[Vertex], cluster: Cluster, *faults: Fault, cfg: C
     """Launch the ranks in a simulation and check their nodes."""
     cluster.where = {vertex.name: vertex.node for vertex in places}
     line = Faults(FaultPlan(faults=faults), Observed())
-    launcher = SimLauncher(lambda spec, _inference: ScriptedRank(spec.worker_id, cluster), line, [])
+
+    def make(spec: WorkloadSpec, inference: InferenceControllerPort | None) -> ScriptedRank:
+        assert inference is None
+        return ScriptedRank(spec.worker_id, cluster)
+
+    launcher = SimLauncher(make, line, [])
     for vertex in places:
         await launcher.launch(spec_of(vertex, Site(job_dir="/")))
 
