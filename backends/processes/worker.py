@@ -39,6 +39,7 @@ def main() -> None:
     channel, parent = (int(argument) for argument in sys.argv[1:])
     _die_with(parent)
     write_lines()
+    gc.disable()  # until it is open: what is imported is no garbage, and to look for some takes a sixth of the start
     anyio.run(_serve, channel)
 
 
@@ -144,6 +145,7 @@ class _Worker:
         self.desk.serve("workload", PORTS[order.spec.section], workload)
         gc.collect()
         gc.freeze()  # a full collection with torch loaded stops everything for 0.1 s and more
+        gc.enable()
         self._settled.set()
         await self._closing.wait()
         await channel.refuse()
