@@ -1,6 +1,6 @@
 """What does the backend on Ray cost beside Ray itself, and beside a run as one writes it by hand?
 
-On a cluster of this machine, in turn and again and again, so that what else computes hits all alike; medians are compared:
+On a cluster of this machine, in turn and again and again, so that other load hits all alike; medians are compared:
 
 - ``hop_vs_bare``: a call to a worker through ``LauncherPort.call`` over a call to a bare async actor that answers what
   it was given; in the table also with a deadline around it. Goals: 1.1 and 1.15.

@@ -153,7 +153,7 @@ class Overheard(VllmDialect):
 
 @asynccontextmanager
 async def attached(
-    url: str, trained: Trained, *, reload: str = "conductor_reload"
+    url: str, trained: Trained, *, reload: str = "conductor_reload", **options: Any
 ) -> AsyncGenerator[tuple[HttpEngine, Overheard]]:
     """Open the engine over a server; gives what it speaks with as well."""
     speaks: list[Overheard] = []
@@ -163,7 +163,7 @@ async def attached(
         return speaks[-1]
 
     host = Host(site=trained.site, payloads=trained.payloads)
-    async with open_server_engine(ServerOptions(urls=(url,)), host, speak) as engine:
+    async with open_server_engine(ServerOptions(urls=(url,), **options), host, speak) as engine:
         yield engine, speaks[-1]
 
 

@@ -145,7 +145,7 @@ class HttpEngine:
         """Let the server stand still, and keep what runs."""
         with refusals_as_transient(f"{self._name} does not pause"):
             await self._dialect.pause()
-        self._weights.paused = True
+        self._weights.stands()
 
     async def resume(self) -> None:
         """Let the server go on, and see whether it holds what was loaded meanwhile; what nobody waits for ends first.

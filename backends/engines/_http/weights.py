@@ -57,6 +57,8 @@ class ServerWeights:
         self._tolerance = tolerance
         self._loading = anyio.Lock()
         self._unproved: tuple[str, WeightsManifest] | None = None
+        self._proving = anyio.Lock()
+        self._probing: anyio.CancelScope | None = None
 
     async def state(self) -> tuple[ServerState, WeightVersion | None]:
         """Ask the server; where it serves what nobody loaded, or vouches for, it is stale from now on."""
@@ -92,17 +94,32 @@ class ServerWeights:
                 self.trust.refuse(label)
                 raise
 
+    def stands(self) -> None:
+        """Take note that the server stands still: it answers no probe, and is asked again when it goes on."""
+        self.paused = True
+        if self._probing is not None:
+            self._probing.cancel()
+
     async def prove(self) -> None:
         """See that a server that runs holds what it loaded last: of fixed tokens it makes what the trainer does.
 
         Raises:
             Transient: It holds something else.
         """
-        if self._unproved is None:
+        async with self._proving:
+            await self._prove()
+
+    async def _prove(self) -> None:
+        if self._unproved is None or self.paused:
             return
         label, manifest = self._unproved
         if manifest.probe is not None:
-            server, apart = await self._farthest(manifest.probe)
+            found: tuple[str, float] | None = None
+            with anyio.CancelScope() as self._probing:
+                found = await self._farthest(manifest.probe)
+            if found is None:  # it stands still
+                return
+            server, apart = found
             if apart > self._tolerance:
                 self._unproved = None
                 self.trust.refuse(label)
