@@ -45,7 +45,8 @@ class ScriptedPrompts:
         """Continue from a state of a source with the same seed."""
         await checkpoint()
         if state.seed != self._seed:
-            raise UserError(f"the state is of seed {state.seed}, the prompts are of {self._seed}")
+            mend = f"set seed = {state.seed} to go on, or begin a new run"
+            raise UserError(f"seed = {self._seed}: the prompts were drawn with seed {state.seed}; {mend}")
         self._position = state.position
 
     async def fingerprint(self) -> str:

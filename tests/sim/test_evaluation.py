@@ -33,6 +33,7 @@ from protocols.training import StageRequest
 from tests.support.lives import Lives, holds
 from tests.support.runs import open_backend_over, run_config, workloads_of
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
+from tests.support.texts import exactly
 
 
 def evaluated(lease: RolloutLease) -> bool:
@@ -375,7 +376,8 @@ async def test_a_source_that_never_ends_needs_a_size() -> None:
             await checkpoint()
             return None
 
-    with pytest.raises(ConfigError, match=r"evaluation\.size: its prompts know no epoch"):
+    why = "its prompts know no epoch, so there is no end to them; say how many are to be drawn"
+    with pytest.raises(ConfigError, match=exactly(f"the job has 1 problem:\n  evaluation.size: {why}")):
         await run(config(), scripted_workloads(100), Endless(3, epochs=None))
     result = await run(config(size=2), scripted_workloads(100), Endless(3, epochs=None))
     assert result.evaluations[0].metrics["eval/prompts"] == 2.0
@@ -383,7 +385,10 @@ async def test_a_source_that_never_ends_needs_a_size() -> None:
 
 async def test_a_source_without_a_readable_prompt_is_refused_before_anything_is_trained() -> None:
     scripted = scripted_workloads(100)
-    with pytest.raises(UserError, match=r"evaluation\.prompts gives no prompt that can be read"):
+    with pytest.raises(
+        UserError,
+        match=exactly("evaluation.prompts gives no prompt that can be read; the log names what is wrong with each"),
+    ):
         await run(config(), scripted, ScriptedPrompts(2, unreadable=(0, 1)))
     assert not scripted.trainer.steps
     result = await run(config(), scripted_workloads(100), ScriptedPrompts(3, unreadable=(0,)))

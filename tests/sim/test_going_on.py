@@ -25,6 +25,7 @@ from protocols.rollouts import RolloutLease
 from protocols.tracking import StepRecord
 from tests.support.runs import open_backend_over, run_config, workloads_of
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
+from tests.support.texts import exactly
 
 STOPPED_AT_S = 5.0
 """Of a run whose steps take two seconds: two are closed."""
@@ -175,7 +176,10 @@ async def test_checkpoints_without_a_record_are_not_begun_over(folder: Folder) -
     """I47: the record was lost, and a resume began at 0 over checkpoints of a week."""
     await folder.be_stopped()
     folder.ledger = MemoryLedger()
-    with pytest.raises(UserError, match="holds checkpoints, and the ledger no record of their run"):
+    with pytest.raises(
+        UserError,
+        match=exactly("... holds checkpoints, and the ledger no record of their run; begin in another folder"),
+    ):
         await folder.live()
 
 
@@ -189,7 +193,12 @@ async def test_the_checkpoint_of_another_run_is_refused(
     mine, theirs = (checkpoints.folder_of(str(one.run_dir)) for one in (folder, other))
     shutil.rmtree(mine)
     shutil.copytree(theirs, mine)
-    with pytest.raises(UserError, match="belongs to run"):
+    with pytest.raises(
+        UserError,
+        match=exactly(
+            "... belongs to run ..., the record in the same folder to ...; remove it, or put that run's record back"
+        ),
+    ):
         await folder.live()
 
 

@@ -1,14 +1,17 @@
 """What users read who did something wrong: the field, its value, why, and what to do; to the letter, exit code 2."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from conductor.cli.main import main
-from conductor.review.lineage import sample_lineage
+from conductor.review.lineage import sample_lineage, step_lineage
+from conductor.validation import make_folder
 from protocols.errors import UserError
+from tests.support.texts import exactly
 from tests.unit.cli.test_commands import JOB
 from tests.unit.review.test_shares import simulated
 
@@ -129,6 +132,36 @@ def test_a_mistake_is_told(what: str, folder: Path) -> None:
     done = invoke(*map(put, command.split()))
     assert done.exit_code == 2
     assert done.stdout + done.stderr == f"{put(text)}\n"
+
+
+def test_a_step_whose_groups_are_summed_up_is_told() -> None:
+    told = simulated(0)
+    told.compacted = True
+    next(step for step in told.steps if step.number == 1).attempts = ()
+    why = "the groups of step 1 are summed up: the record tells of later ones only"
+    with pytest.raises(UserError, match=exactly(why)):
+        step_lineage(told, 1, "grpo")
+
+
+@pytest.mark.parametrize(("module", "extra"), [("opentelemetry.sdk", "otel"), ("backends.engines._serve", "serve")])
+def test_what_an_extra_brings_is_named(module: str, extra: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(module)]:
+        monkeypatch.setitem(sys.modules, name, None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, module, None)
+    if extra == "otel":
+        done = invoke("trace", str(folder / "run"), "--otlp", "http://127.0.0.1:9")
+        text = "OpenTelemetry is not installed: pip install 'conductor-rl[otel]'"
+    else:
+        done = invoke("engine", str(folder), "--protocol", "vllm")
+        text = "it needs the module '...': pip install 'conductor-rl[serve]'"
+    assert done.exit_code == 2
+    assert re.match(exactly(f"{text}\n"), done.output)
+
+
+def test_a_folder_that_cannot_be_made_is_told(folder: Path) -> None:
+    where = str(folder / "job.toml" / "run")
+    why = f"it cannot be made: [Errno 20] Not a directory: '{where}'"
+    assert str(make_folder(where)) == f"run_dir = '{where}': {why}; name another folder"
 
 
 def test_an_attempt_of_which_nothing_is_known_is_told() -> None:

@@ -18,6 +18,7 @@ from conductor.review.curves import CHARTS
 from conductor.review.page import chart_library, page
 from conductor.review.report import report, report_on
 from protocols.errors import UserError
+from tests.support.texts import exactly
 from tests.unit.cli.test_asking import running
 from tests.unit.cli.test_commands import JOB
 
@@ -143,7 +144,8 @@ def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
 
 def test_the_chart_library_is_its_package_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)  # as where it is not installed
-    with pytest.raises(UserError, match=re.escape("pip install 'conductor-rl[report]'")):
+    why = "a report needs the chart library 'plotly', which is not installed"
+    with pytest.raises(UserError, match=exactly(f"{why}: pip install 'conductor-rl[report]'")):
         chart_library()
 
 

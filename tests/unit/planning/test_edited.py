@@ -187,6 +187,24 @@ EDITS: dict[str, tuple[Edit, str, str]] = {
         "roles.judge",
         "roles.judge: the job describes it otherwise; a plan says where; change the job, and plan it anew",
     ),
+    "a role of another job": (
+        lambda v: v["roles"].append({**v["roles"][0], "name": "critic"}),
+        "roles.critic",
+        "roles.critic: the job has no such role; a plan says where; change the job, and plan it anew",
+    ),
+    "a role twice": (
+        lambda v: v["roles"].append(v["roles"][0]),
+        "roles",
+        (
+            "roles = judge, policy, rollout, episode, reward, judge: one is named twice; "
+            "a plan says where; change the job, and plan it anew"
+        ),
+    ),
+    "a bundle of another job": (
+        lambda v: v["bundles"].append({**v["bundles"][0], "name": "critic/0"}),
+        "bundles.critic/0",
+        "bundles.critic/0: the job has no such bundle; set it as in a plan made anew",
+    ),
     "a role that is gone": (
         lambda v: v["roles"].pop(),
         "roles",

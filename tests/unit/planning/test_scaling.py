@@ -65,6 +65,16 @@ def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
     assert "each asks for 2 CPUs, of which local has 1 left" in str(problems[0])
 
 
+def test_so_many_on_each_node_grow_by_as_many() -> None:
+    cfg, inventory = job(engines=4, rollout=RoleConfig(per_node=2)), fleet_of(node("a", cpus=8), node("b", cpus=8))
+    less = shrunk(planned(cfg, inventory), "rollout", {WorkerId("rollout/1")})
+    problems = more(cfg, inventory, 1, less)
+    assert isinstance(problems, tuple)
+    assert [str(problem) for problem in problems] == [
+        "rollout: 1 more cannot be divided by per_node = 2; add a multiple of 2"
+    ]
+
+
 def test_what_others_hold_is_not_given_away() -> None:
     """The plan was made of all there is; while a run goes on another one may hold the rest."""
     cfg = job(engines=1, rollout=RoleConfig(memory_gib=16))
