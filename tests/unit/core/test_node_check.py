@@ -62,6 +62,11 @@ def test_stragglers_are_found_by_their_ratio_to_the_median(count: int, data: st.
     assert findings.median_s == pytest.approx(2.0)
 
 
+def test_slow_ones_are_found_where_they_slow_down_most_pairs() -> None:
+    """Of nine, two that are slow have three of the five pairs, for one of them is tried twice."""
+    assert set(found(9, set(), {"n0": 7.0, "n2": 7.0}).slow) == {"n0", "n2"}
+
+
 @given(st.integers(8, 40), st.data())
 def test_who_is_broken_does_not_hide_who_is_slow(count: int, data: st.DataObject) -> None:
     broken, slow = data.draw(st.permutations(names(count)))[:2]

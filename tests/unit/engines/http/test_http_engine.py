@@ -296,7 +296,7 @@ async def test_log_probabilities_that_would_be_of_other_logits_are_refused() -> 
             await engine.generate(asks("p.1/L0/0/", temperature=0.7))
 
 
-def _transport_errors() -> list[type[Exception]]:
+def _transport_errors() -> list[type[httpx2.TransportError]]:
     found = [kind for _, kind in inspect.getmembers(httpx2, inspect.isclass) if issubclass(kind, httpx2.TransportError)]
     assert len(found) > 10
     return found
