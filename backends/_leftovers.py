@@ -24,15 +24,15 @@ _AGAIN_S = 0.002  # until a program that is being started is looked at again
 _PROC = Path("/proc")
 
 
-def end_marked(mark: str) -> list[int]:
-    """Kill every process of this user whose mark starts with ``mark``, and wait until it is gone.
+def end_marked(*marks: str) -> list[int]:
+    """Kill every process of this user whose mark starts with one of ``marks``, and wait until it is gone.
 
     Returns:
         Those that are not gone within a few seconds.
     """
     left: list[int] = []
     deadline = time.monotonic() + _GONE_S
-    while found := _marked(mark, deadline):  # again, for what was started meanwhile
+    while found := _marked(marks, deadline):  # again, for what was started meanwhile
         try:
             for process in found.values():
                 with suppress(ProcessLookupError):
@@ -46,7 +46,7 @@ def end_marked(mark: str) -> list[int]:
     return left
 
 
-def _marked(mark: str, deadline: float) -> dict[int, int]:
+def _marked(marks: tuple[str, ...], deadline: float) -> dict[int, int]:
     """Return a descriptor for each marked process, which stays that process even if its number is used again."""
     found: dict[int, int] = {}
     for entry in _PROC.iterdir():
@@ -54,16 +54,16 @@ def _marked(mark: str, deadline: float) -> dict[int, int]:
             continue
         with suppress(OSError):
             process = os.pidfd_open(int(entry.name))
-            if carries(int(entry.name), mark, deadline):
+            if carries(int(entry.name), marks, deadline):
                 found[int(entry.name)] = process
             else:
                 os.close(process)
     return found
 
 
-def carries(pid: int, mark: str, deadline: float) -> bool:
-    """Return whether the mark of a process starts with ``mark``; one that is being started is waited for."""
-    process, start = _PROC / str(pid), f"{MARK}={mark}".encode()
+def carries(pid: int, marks: tuple[str, ...], deadline: float) -> bool:
+    """Return whether the mark of a process starts with one of some; a process that is being started is waited for."""
+    process, starts = _PROC / str(pid), tuple(f"{MARK}={mark}".encode() for mark in marks)
     try:
         while not (environ := (process / "environ").read_bytes()) and _is_being_started(process):
             if time.monotonic() >= deadline:
@@ -71,7 +71,7 @@ def carries(pid: int, mark: str, deadline: float) -> bool:
             time.sleep(_AGAIN_S)
         if not environ:  # it may have begun between the two looks
             environ = (process / "environ").read_bytes()
-        return any(variable.startswith(start) for variable in environ.split(b"\0"))
+        return any(variable.startswith(starts) for variable in environ.split(b"\0"))
     except OSError:  # another user's, or gone
         return False
 

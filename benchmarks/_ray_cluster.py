@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import count
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue] - what `ray drain-node` does, hidden
 from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
 
 from backends import ray as backend
 from backends.ray.session import Session, environment, open_session
@@ -53,6 +56,11 @@ class Pool:
         self._nodes.remove(node)
         self._cluster.kill_node(node)
 
+    def drain(self, name: str, within_s: float) -> None:
+        """Give notice that a node will be taken away."""
+        (node,) = [node for node in self._nodes if str(node.node_id).startswith(name)]
+        self._cluster.drain_node(node, within_s)
+
     def close(self) -> None:
         """Remove those that are left."""
         for node in self._nodes:
@@ -73,6 +81,14 @@ class RayCluster:
     def add_node(self, *, object_store_memory: int = _STORE, **options: Any) -> Any:
         """Add a node and wait until the others know it."""
         return self._cluster.add_node(object_store_memory=object_store_memory, include_dashboard=False, **options)
+
+    def drain_node(self, node: Any, within_s: float) -> None:
+        """Give notice that a node will be taken away, as a cloud's agent does; it is not taken away here."""
+        reasons = autoscaler_pb2.DrainNodeReason  # pyright: ignore[reportAttributeAccessIssue]
+        reason = reasons.Value("DRAIN_NODE_REASON_PREEMPTION")
+        deadline_ms = int((time.time() + within_s) * 1000)
+        accepted, why = GcsClient(address=self.address).drain_node(node.node_id, reason, "preempted", deadline_ms)
+        assert accepted, why
 
     def kill_node(self, node: Any) -> None:
         """Kill a node hard, and everything on it."""
@@ -110,6 +126,7 @@ def open_cluster(*, nodes: int, cpus: int = 2, store: int = _STORE) -> Generator
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",  # else what others on this machine use ends workers of ours
+        "RAY_worker_niceness": "0",  # else whoever else computes on this machine goes first
         "RAY_TMPDIR": folder,  # where it notes which cluster is this machine's
         "PYTHONPATH": str(Path.cwd()),
     }

@@ -39,7 +39,7 @@ from protocols.backend import Backend, Ranks, Resources
 from protocols.errors import WorkerLost
 from protocols.fleet import PlannedRole, Restarts, Vertex
 from protocols.inference import EnginePort, GenerateRequest, SampleRequest, Sampling, WeightsManifest
-from protocols.ledger import Incident
+from protocols.ledger import Incident, Scaled
 from protocols.messages import PayloadRef, WeightVersion, WorkerId
 from protocols.sections import Section, Site
 from protocols.wire import client
@@ -160,8 +160,8 @@ async def measure_failover(adapter: Section) -> dict[str, float]:
 
 
 def _journal() -> Journal:
-    async def record(incident: Incident) -> None:
-        del incident
+    async def record(event: Incident | Scaled) -> None:
+        del event
         await anyio.lowlevel.checkpoint()
 
     return Journal(trained=lambda: WeightVersion(0), record=record, log=structlog.get_logger())

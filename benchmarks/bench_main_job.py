@@ -224,7 +224,7 @@ def measure_trl(name: str, folder: str) -> float:
     """Train with TRL's GRPOTrainer; returns samples per second."""
     from datasets import Dataset  # noqa: PLC0415 - the extra `bench` may be missing
     from transformers import PrinterCallback, TrainerCallback  # noqa: PLC0415
-    from trl import GRPOConfig, GRPOTrainer  # noqa: PLC0415
+    from trl import GRPOConfig, GRPOTrainer  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
 
     shape, steps = SHAPES[name], SHAPES[name].steps
     site = Site(job_dir=".", model=_section(folder))

@@ -1,6 +1,6 @@
 """What does the backend on Ray cost beside Ray itself, and beside a run as one writes it by hand?
 
-On a cluster of this machine, in alternating rounds, medians of which are compared:
+On a cluster of this machine, in turn and again and again, so that other load hits all alike; medians are compared:
 
 - ``hop_vs_bare``: a call to a worker through ``LauncherPort.call`` over a call to a bare async actor that answers what
   it was given; in the table also with a deadline around it. Goals: 1.1 and 1.15.
@@ -10,7 +10,7 @@ On a cluster of this machine, in alternating rounds, medians of which are compar
   ``benchmarks/_ray_peer.py``: the same engine, trainer and batch behind two actors, at ``max_age`` 0 and 1 (there the
   next batch is generated while one is trained).
 - ``failover_s``: from the kill of a node, with a rank, an engine and the staged weights, to the next trained step,
-  which comes after the first new rollout.
+  which comes after the first new rollout. Once: it takes a minute.
 
 Beside these the table has the small job on the three backends: samples per second, and the processor time that the
 controller's own process spends on a group (in process that is everything, so it is left out).
@@ -48,15 +48,18 @@ from conductor import Conductor, load_config
 from conductor.config import RunConfig
 from conductor.fleet.group import spec_of
 from conductor.fleet.planned import read_plan
+from conductor.result import Accounts
 from conductor.validation import site_of
 from protocols.backend import Backend, WorkloadSpec
 from protocols.messages import WorkerId
 from protocols.sections import Section, Site
+from protocols.tracking import StepRecord
 from protocols.training import StageRequest
 
-CALLS = 300
+CALLS, PUBLISHES = 300, 5  # in a round
 STORE = 2 << 30
-STEPS, UNCOUNTED = 8, 2
+_PIECE = 64 << 20
+STEPS, UNCOUNTED = 24, 4
 SMALL = (
     f"steps={STEPS}",
     "batch_groups=8",
@@ -80,7 +83,7 @@ async def seconds_of(act: Callable[[], Awaitable[object]]) -> float:
 
 
 async def measure_hop(made: Backend, rounds: int) -> Rows:
-    """Return the seconds of a call, of each kind and round."""
+    """Return the seconds of calls, of each kind."""
     await made.launcher.launch(_spec(ENGINES[0], "engine", "benchmarks._ray_bulk:ENGINE"))
     bare: Any = ray.remote(BareEngine).options(num_cpus=0).remote()
 
@@ -88,43 +91,47 @@ async def measure_hop(made: Backend, rounds: int) -> Rows:
         with anyio.fail_after(60):
             await made.launcher.call(ENGINES[0], "status", ())
 
-    async def repeated(act: Callable[[], Awaitable[object]]) -> None:
-        for _ in range(CALLS):
-            await act()
-
     async def bare_call() -> None:
         await bare.status.remote(b"x" * 64)
 
     acts = {"bare": bare_call, "port": lambda: made.launcher.call(ENGINES[0], "status", ()), "deadline": with_deadline}
-    found = await _alternating({name: partial(repeated, act) for name, act in acts.items()}, rounds)
+    found = await _alternating(acts, rounds * CALLS)
     await made.launcher.kill(ENGINES[0])
     ray.kill(bare)
-    return {name: [one / CALLS for one in many] for name, many in found.items()}
+    return found
 
 
 async def measure_publish(made: Backend, rounds: int) -> Rows:
-    """Return the seconds of a publish, of each kind and round."""
+    """Return the seconds of publishes, of each kind, in a store whose memory was touched before."""
+    await anyio.to_thread.run_sync(_touch_store)
     await made.launcher.launch(_spec(TRAINER, "train", "benchmarks._ray_bulk:TRAINER"))
     for name in ENGINES:
         await made.launcher.launch(_spec(name, "engine", "benchmarks._ray_bulk:ENGINE"))
     putter: Any = ray.remote(BareTrainer).options(num_cpus=0).remote()
+    versions: list[str] = []
     getters: list[Any] = [ray.remote(BareEngine).options(num_cpus=0).remote() for _ in ENGINES]
 
+    held: list[
+        Any
+    ] = []  # the last object, and with it the room of the one before: nobody waits for that to be given back
+
     async def bare() -> None:
-        (held,) = await putter.put.remote()
+        held[:] = await putter.put.remote()
         async with anyio.create_task_group() as tasks:
             for getter in getters:
-                tasks.start_soon(_awaited, getter.get.remote([held]))
+                tasks.start_soon(_awaited, getter.get.remote(held))
 
     async def ports() -> None:
-        request = StageRequest(owner="weights/", exclusive=False)
+        versions.append(f"weights/{len(versions)}/")
+        request = StageRequest(owner=versions[-1], exclusive=False)
         manifest = await made.launcher.call(TRAINER, "stage_weights", (request,))
         async with anyio.create_task_group() as tasks:
             for name in ENGINES:
                 tasks.start_soon(made.launcher.call, name, "load_weights", (manifest,))
-        await made.payloads.release("weights/")
+            for version in versions[-2:-1]:
+                tasks.start_soon(made.payloads.release, version)
 
-    found = await _alternating({"bare": bare, "port": ports}, rounds)
+    found = await _alternating({"bare": bare, "port": ports}, rounds * PUBLISHES)
     for name in (TRAINER, *ENGINES):
         await made.launcher.kill(name)
     for actor in (putter, *getters):
@@ -132,18 +139,25 @@ async def measure_publish(made: Backend, rounds: int) -> Rows:
     return found
 
 
+def _touch_store() -> None:
+    """Fill most of the store and empty it: the first touch of memory costs more than what is measured."""
+    held = [ray.put(bytes(_PIECE)) for _ in range(STORE * 3 // 4 // _PIECE)]
+    del held
+
+
 async def _awaited(ref: Any) -> None:
     await ref
 
 
 async def _alternating(acts: dict[str, Callable[[], Awaitable[object]]], rounds: int) -> Rows:
-    """Do each once for nothing, then all in turn, again and again."""
+    """Do each a few times for nothing, then all in turn, again and again, so that what else computes hits all alike."""
     for act in acts.values():
-        await act()
+        for _ in range(UNCOUNTED):
+            await act()
     found: Rows = {name: [] for name in acts}
+    gc.collect()
     for _ in range(rounds):
         for name, act in acts.items():
-            gc.collect()
             found[name].append(await seconds_of(act))
     return found
 
@@ -158,13 +172,25 @@ def job(run_dir: Path, max_age: int, *overrides: str) -> RunConfig:
     return load_config(JOB, overrides=[*SMALL, f"max_age={max_age}", *overrides], run_dir=str(run_dir))
 
 
+class _Spent(Steps):
+    """Notes the processor time of this process as well, at each step: to start a run takes more than its steps do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spent: list[float] = []
+
+    def stepped(self, record: StepRecord, accounts: Accounts) -> None:
+        """Note it."""
+        super().stepped(record, accounts)
+        self.spent.append(time.process_time())
+
+
 async def conducted(cfg: RunConfig) -> tuple[float, float]:
     """Run a job; returns its samples per second, and the controller's processor time for a group, in seconds."""
-    steps = Steps()
-    began = time.process_time()
+    steps = _Spent()
     await Conductor.run(cfg, observer=steps)
-    spent = time.process_time() - began
-    return _rate(cfg, steps.at), spent / (cfg.steps * cfg.batch_groups)
+    spent = steps.spent[-1] - steps.spent[UNCOUNTED]
+    return _rate(cfg, steps.at), spent / ((len(steps.at) - 1 - UNCOUNTED) * cfg.batch_groups)
 
 
 def _rate(cfg: RunConfig, at: list[float]) -> float:
@@ -260,10 +286,9 @@ def main(rounds: int, only: set[str]) -> None:
             for max_age in (0, 1):
                 last[f"vs_ray_actors_{max_age}"] = found[f"ray {max_age}"] / found[f"by hand {max_age}"]
         if "failover" in only:
-            outcomes = [anyio.run(drill, DRILLS["bundle"], cluster, Path(name) / f"drill-{n}") for n in range(rounds)]
-            last["failover_s"] = statistics.median(one.still_s for one in outcomes)
-            restart_s = statistics.median(one.restart_s for one in outcomes)
-            table.add_row("a node is lost", f"{last['failover_s']:.1f} s", f"the restart: {restart_s:.1f} s")
+            outcome = anyio.run(drill, DRILLS["bundle"], cluster, Path(name) / "drill")
+            last["failover_s"] = outcome.still_s
+            table.add_row("a node is lost", f"{outcome.still_s:.1f} s", f"the restart: {outcome.restart_s:.1f} s")
     Console(width=100).print(table)
     print(json.dumps({key: round(value, 3) for key, value in last.items()}))
 

@@ -47,7 +47,7 @@ from conductor.result import Accounts
 from protocols.aio import Doorbell
 from protocols.backend import Backend
 from protocols.errors import ConductorError, ConfigError, PortFailed
-from protocols.ledger import Incident, Readmitted, Stepped
+from protocols.ledger import Checkpointed, Incident, Readmitted, Stepped
 from protocols.messages import WorkerId
 from protocols.sections import Site
 from protocols.tracking import StepRecord
@@ -75,6 +75,9 @@ ENGINES = (WorkerId("rollout/0"), WorkerId("rollout/1"))
 RANKS = (WorkerId("policy/0"), WorkerId("policy/1"))
 PATIENCE_S = 240.0
 """For a drill, from its first step on."""
+
+NOTICE_S = 20.0
+"""From the notice that a node goes until it does."""
 
 
 class Steps(Unwatched):
@@ -130,11 +133,30 @@ class Scene:
 
     async def kill_node_of(self, worker: WorkerId) -> None:
         """Kill the node that a worker was planned on, and see all of its workers restored."""
-        plan = read_plan(Path(self.cfg.run_dir or "") / "plan.json")
-        (node,) = [vertex.node for vertex in plan.vertices if vertex.name == worker]
+        node, workers = self._node_of(worker)
         self.began = time.monotonic()
         await anyio.to_thread.run_sync(self.pool.kill, node)
-        await self.restored(*(vertex.name for vertex in plan.vertices if vertex.node == node))
+        await self.restored(*workers)
+
+    async def take_node_of(self, worker: WorkerId) -> None:
+        """Give notice of it, see its engines go and a checkpoint written, then kill it, and see the others restored."""
+        node, workers = self._node_of(worker)
+        self.began = time.monotonic()
+        self.pool.drain(node, within_s=NOTICE_S)
+        await self.restored(*(one for one in workers if one in ENGINES))
+        if not any(isinstance(event, Checkpointed) for event in read_record(self.cfg).events):
+            raise PortFailed("the notice led to no checkpoint")
+        await anyio.sleep(self.began + NOTICE_S - time.monotonic())
+        await anyio.to_thread.run_sync(self.pool.kill, node)
+        await self.restored(*workers)
+        if causes := {one.cause for one in self.incidents()} - {"preemption"}:
+            raise PortFailed(f"it was taken for something else: {causes}")
+
+    def _node_of(self, worker: WorkerId) -> tuple[str, list[WorkerId]]:
+        """Return the node that a worker was planned on, and who else was."""
+        plan = read_plan(Path(self.cfg.run_dir or "") / "plan.json")
+        (node,) = [vertex.node for vertex in plan.vertices if vertex.name == worker]
+        return node, [vertex.name for vertex in plan.vertices if vertex.node == node]
 
     async def restored(self, *workers: WorkerId) -> None:
         """Wait until the record tells of a failover of each, and of two more steps."""
@@ -245,6 +267,8 @@ def _outcome(one: Drill, scene: Scene, error: Exception | None, fetched: int, wr
     if fetched:
         wrong.append("payloads came to the controller")
     events = read_record(scene.cfg).events if steps else ()  # else it was refused before there was a record
+    if any("it was ended" in event.detail for event in events if isinstance(event, Incident)):
+        wrong.append("why a worker was lost is not told")
     if steps and not inspect(read_record(scene.cfg)).balanced:
         wrong.append("the books do not balance")
     return Outcome(
@@ -272,6 +296,10 @@ async def _engines(scene: Scene) -> None:
 
 async def _node(scene: Scene) -> None:
     await scene.kill_node_of(RANKS[0])
+
+
+async def _drain(scene: Scene) -> None:
+    await scene.take_node_of(RANKS[0])
 
 
 async def _full(scene: Scene) -> None:
@@ -348,6 +376,7 @@ DRILLS = {
     "engines": Drill(act=_engines),
     "node": Drill(act=_node),
     "bundle": Drill(act=_node, overrides=("fleet.roles.rollout.cpus=0.5", "fleet.roles.policy.cpus=0.5")),
+    "drain": Drill(act=_drain),
     "store": Drill(act=_full),
     "leak": Drill(act=_leak, overrides=(f"reward.function={LEAKY}:reward", "reward.cheap=false")),
     "small": Drill(act=_nothing, overrides=("fleet.roles.rollout.cpus=64",), verdict=ConfigError),

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from conductor.config import Deadlines, EvaluationConfig, PositiveInt, slots_in_flight
+from conductor.config import CheckpointConfig, Deadlines, EvaluationConfig, PositiveInt, slots_in_flight
 from conductor.decoding import decode
 from protocols.adapters import UnknownAdapter, resolve
 from protocols.errors import Problem
@@ -46,6 +46,21 @@ def evaluation_nests(deadlines: Deadlines, evaluation: EvaluationConfig | None) 
         yield Problem(field="deadlines.evaluation", value=value, why=why, mend=f"give at least {least:g}")
 
 
+def best_are_found(checkpoint: CheckpointConfig, evaluation: EvaluationConfig | None) -> Iterable[Problem]:
+    """Find that the best checkpoints are wanted, and none would ever be known to be one."""
+    if not checkpoint.keep_best:
+        return
+    why = mend = ""
+    if evaluation is None or not evaluation.every:
+        why = "which checkpoint is good is known when its version was evaluated, and nothing is while the run trains"
+        mend = "set evaluation.every, or leave it out"
+    elif not checkpoint.every or evaluation.every % checkpoint.every:
+        why = f"a version that is evaluated, each {evaluation.every} steps, would have no checkpoint"
+        mend = f"set checkpoint.every to {evaluation.every}, or to what divides it"
+    if why:
+        yield Problem(field="checkpoint.keep_best", value=str(checkpoint.keep_best), why=why, mend=mend)
+
+
 _OF_CAPACITY = {
     "batch_groups", "group_size", "max_age", "oversample", "slots", "engine", "engines", "evaluation",
 }  # fmt: skip
@@ -60,6 +75,8 @@ def find_capacity_problems(fields: Mapping[str, Any], job_dir: str) -> Iterable[
         return
     evaluation: EvaluationConfig | None = fields["evaluation"]
     reserved = 0 if evaluation is None else evaluation.engines or 0
+    if reserved >= fields["engines"]:
+        return  # that is what is wrong, and ``reserved_fits`` says it
     capacity = _capacity(fields["engine"], fields["engines"] - reserved, job_dir)
     groups = slots_in_flight(fields["slots"], fields["batch_groups"], fields["max_age"], fields["oversample"])
     samples = groups * fields["group_size"]

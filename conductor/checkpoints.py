@@ -16,6 +16,9 @@ from protocols.messages import Message, WeightVersion
 
 FOLDER = "checkpoints"
 MARKER = "checkpoint.json"
+UNKNOWN = "unknown-"
+"""Before the name of a checkpoint that the record does not know: nobody can say which groups are in it."""
+
 _CHUNK = 1 << 22
 
 
@@ -47,6 +50,11 @@ def folder_of(run_dir: str) -> Path:
     return Path(run_dir) / FOLDER
 
 
+def place_of(folder: Path, version: WeightVersion) -> Path:
+    """Return where a whole checkpoint lies."""
+    return folder / f"step-{version}"
+
+
 def aside(folder: Path, version: WeightVersion) -> Path:
     """Make an empty folder to write a checkpoint into."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +75,7 @@ def seal(written: Path, *, run_id: str, version: WeightVersion, admitted: int) -
     _synced(path)
     _sync_folder(written)
     written.chmod(0o755)
-    target = written.parent / f"step-{version}"
+    target = place_of(written.parent, version)
     written.rename(target)
     _sync_folder(written.parent)
     return target
@@ -80,14 +88,15 @@ def complete(folder: Path) -> dict[WeightVersion, Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint; the marker goes first, so that half of one is never taken for a whole."""
-    (folder / MARKER).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    """Remove a checkpoint, if it is there; the marker goes first, so that half of one is never taken for a whole."""
+    if folder.exists():
+        (folder / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(folder)
 
 
 def set_aside(folder: Path) -> Path:
     """Take a whole checkpoint out of the way without destroying it."""
-    target = folder.with_name(f"unknown-{folder.name}")
+    target = folder.with_name(f"{UNKNOWN}{folder.name}")
     if target.exists():
         shutil.rmtree(target)
     return folder.rename(target)

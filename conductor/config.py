@@ -37,7 +37,11 @@ class CheckpointConfig(Message, frozen=True, kw_only=True):
 
     Attributes:
         every: Steps between two; 0: only the last one.
-        keep: How many are kept; an older one is removed when the newer one is complete.
+        keep: How many of the newest are kept; an older one is removed when the newer one is complete.
+        keep_best: How many are kept besides that were best when they were evaluated. One whose evaluation is still to
+            come is kept until then.
+        metric: Of the evaluation, which says how good one is.
+        mode: Whether more of it is better, or less.
         compact_events: Events after which a checkpoint lets the record be summed up: what is final is then
             counted and no more listed one by one. 0: never.
         durability: What of the groups that are not trained yet outlives the process: ``leases``: their prompts, which
@@ -46,6 +50,9 @@ class CheckpointConfig(Message, frozen=True, kw_only=True):
 
     every: Annotated[int, Meta(ge=0)] = 50
     keep: PositiveInt = 2
+    keep_best: Annotated[int, Meta(ge=0)] = 0
+    metric: str = "eval/reward/mean"
+    mode: Literal["max", "min"] = "max"
     compact_events: Annotated[int, Meta(ge=0)] = 1_000_000
     durability: Literal["leases", "groups"] = "leases"
 

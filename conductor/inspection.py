@@ -93,7 +93,8 @@ def read_record(cfg: RunConfig) -> Record:
     section = cfg.ledger_section
     adapter: Any = resolve("ledger", section.kind, cfg.job_dir or "")
     if not hasattr(adapter, "read"):
-        raise UserError(f"the ledger '{section.kind}' ended with its process: there is nothing to inspect")
+        why = f"the ledger '{section.kind}' ended with its process, and nothing is left to inspect"
+        raise UserError(f"{why}; set ledger.kind = 'sqlite' in the next run")
     return adapter.read(msgspec.convert(section.options, adapter.Config), site_of(cfg))
 
 

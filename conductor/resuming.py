@@ -5,7 +5,7 @@ one admitted, and no folder, metric or event tells of a step twice.
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from conductor import checkpoints
@@ -167,7 +167,8 @@ async def _load(ctx: RunContext, origin: RunStarted) -> None:
     elif version not in ctx.table.settlements.cuts:
         complete = [version for version, cut in ctx.table.settlements.cuts.items() if cut.complete]
         there = ", ".join(f"step-{known}" for known in complete) or "it wrote none"
-        raise UserError(f"the run in {ctx.cfg.run_dir} cannot go on without its checkpoints: {there}")
+        mend = "put them back, or begin a new run in another folder"
+        raise UserError(f"the run in {ctx.cfg.run_dir} cannot go on without its checkpoints: {there}; {mend}")
     ctx.trained = ctx.closed = version
     position = ctx.table.position
     if position is not None:
@@ -177,37 +178,45 @@ async def _load(ctx: RunContext, origin: RunStarted) -> None:
 
 
 async def _find_checkpoint(ctx: RunContext) -> tuple[Path, Marker] | None:
-    """Return the newest complete checkpoint that the record knows, verified."""
+    """Return the newest complete checkpoint that the record can go back to, verified."""
     if ctx.cfg.run_dir is None:
         return None
-    known, folder = tuple(ctx.table.settlements.cuts), checkpoints.folder_of(ctx.cfg.run_dir)
-    seconds = ctx.cfg.deadlines.checkpoint
+    cuts, folder = tuple(ctx.table.settlements.cuts), checkpoints.folder_of(ctx.cfg.run_dir)
+    registry, seconds = ctx.table.checkpoints, ctx.cfg.deadlines.checkpoint
+    known = {*cuts, *registry.held}
     try:
-        unknown = await on_disk("tidying the checkpoints", seconds, lambda: _tidy(folder, known))
-        newest = await on_disk("reading the checkpoint", seconds, lambda: _newest(folder))
+        unknown = await on_disk("tidying the checkpoints", seconds, lambda: _tidy(folder, known, registry.gone))
+        newest = await on_disk("reading the checkpoint", seconds, lambda: _newest(folder, cuts))
     except OSError as exc:
-        raise UserError(f"the checkpoints in {folder} cannot be read: {exc}") from exc
+        raise UserError(f"the checkpoints in {folder} cannot be read: {exc}; give access to them") from exc
     if unknown:
         ctx.log.error("checkpoints.set_aside", paths=unknown, why="the record ends before them")
     return newest
 
 
-def _tidy(folder: Path, known: Sequence[WeightVersion]) -> list[str]:
-    """Remove halves of checkpoints; set those aside whose moment the record has lost, and return their paths."""
+def _tidy(folder: Path, known: Collection[WeightVersion], gone: Collection[WeightVersion]) -> list[str]:
+    """Remove halves of checkpoints and those that were to go; set those aside that the record has lost.
+
+    Returns:
+        Where they lie now.
+    """
     checkpoints.remove_leftovers(folder)
-    unknown = [path for version, path in checkpoints.complete(folder).items() if version not in known]
-    return [str(checkpoints.set_aside(path)) for path in unknown]
+    others = {version: path for version, path in checkpoints.complete(folder).items() if version not in known}
+    for version in others.keys() & gone:
+        checkpoints.remove(others.pop(version))
+    return [str(checkpoints.set_aside(path)) for path in others.values()]
 
 
-def _newest(folder: Path) -> tuple[Path, Marker] | None:
-    there = checkpoints.complete(folder)
+def _newest(folder: Path, cuts: Collection[WeightVersion]) -> tuple[Path, Marker] | None:
+    there = {version: path for version, path in checkpoints.complete(folder).items() if version in cuts}
     path = there[max(there)] if there else None
     return None if path is None else (path, checkpoints.verify(path))
 
 
 def _check(path: Path, marker: Marker, ctx: RunContext) -> None:
     if marker.run_id != ctx.run_id:
-        raise UserError(f"{path} belongs to run {marker.run_id}, the record in the same folder to {ctx.run_id}")
+        why = f"belongs to run {marker.run_id}, the record in the same folder to {ctx.run_id}"
+        raise UserError(f"{path} {why}; remove it, or put that run's record back")
     admitted = ctx.table.settlements.cuts[marker.version].admitted
     if marker.admitted != admitted:
         raise CorruptLedger(f"{path} was written after {marker.admitted} groups, and by the record after {admitted}")

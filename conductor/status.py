@@ -114,7 +114,13 @@ def _standings(statuses: Mapping[WorkerId, EngineStatus | None], *, evaluates: b
         EngineStanding(name=name, answers=False, evaluates=evaluates)
         if status is None
         else EngineStanding(
-            name=name, version=status.version, live=status.live, paused=status.paused, evaluates=evaluates
+            name=name,
+            version=status.version,
+            live=status.live,
+            paused=status.paused,
+            held=status.held,
+            allowed=status.allowed,
+            evaluates=evaluates,
         )
         for name, status in sorted(statuses.items())
     )

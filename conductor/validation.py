@@ -11,7 +11,14 @@ from typing import Any, cast
 import msgspec
 
 from conductor.algorithms.table import ALGORITHMS
-from conductor.bounds import evaluation_nests, find_capacity_problems, grading_nests, nested, reserved_fits
+from conductor.bounds import (
+    best_are_found,
+    evaluation_nests,
+    find_capacity_problems,
+    grading_nests,
+    nested,
+    reserved_fits,
+)
 from conductor.config import EvaluationConfig, RunConfig, algorithm_of, default_ledger
 from conductor.core.planning.request import request_of
 from conductor.core.planning.wishes import FIELDS, OWN_SECTION, POLICY
@@ -254,6 +261,7 @@ _RULES: tuple[Callable[..., Iterable[Problem]], ...] = (
     grading_nests,
     evaluation_nests,
     reserved_fits,
+    best_are_found,
 )
 """What must hold between fields. A rule's parameters name the fields it reads: it is asked only if all are right."""
 

@@ -57,7 +57,7 @@ ROOMS = {
 }
 """Section of the job -> package in which its adapters lie."""
 
-_NO_KINDS = frozenset({"pool", "data_parallel", "loading", "lora", "tokenizers"})
+_NO_KINDS = frozenset({"pool", "data_parallel", "loading", "lora", "opening", "tokenizers"})
 """Modules beside adapters that are none."""
 
 _TORCH_EXTRA = frozenset({"torch", "transformers", "safetensors", "numpy"})

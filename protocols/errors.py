@@ -65,12 +65,13 @@ class WorkerLost(Transient):
 
 
 class PayloadLost(Transient):
-    """Bulk data of one owner is not there, or is not what was put."""
+    """Bulk data of one owner is not there, or is not what was put. ``others``: these were found lost with it."""
 
-    def __init__(self, *, owner: str, cause: str) -> None:
+    def __init__(self, *, owner: str, cause: str, others: tuple[str, ...] = ()) -> None:
         super().__init__(f"the payload of {owner} is lost: {cause}")
         self.owner = owner
         self.cause = cause
+        self.others = others
 
 
 class PeersLost(Transient):

@@ -131,12 +131,16 @@ class EngineStatus(Message, frozen=True, kw_only=True):
         live: Number of requests that run or wait.
         context: Most tokens of prompt and completion together.
         paused: Whether it stands still between two tokens.
+        held: How many of the live ones wait for their turn.
+        allowed: The most that are worked on at once, as things are; None: it does not say.
     """
 
     version: WeightVersion | None
     live: int
     context: int
     paused: bool = False
+    held: int = 0
+    allowed: int | None = None
 
 
 class EnginePort(Protocol):

@@ -174,15 +174,23 @@ class CheckpointBegun(Message, frozen=True, kw_only=True, tag="checkpoint_begun"
 
 
 class Checkpointed(Message, frozen=True, kw_only=True, tag="checkpointed"):
-    """The checkpoint of ``version`` is complete; ``kept`` are all that there are, itself among them.
+    """The checkpoint of ``version`` is complete; ``kept`` are all that a resume may go back to, itself among them.
 
-    ``began_at_s`` and ``at_s`` say when it was written, by the run's clock.
+    ``held`` are older ones, kept for what they are worth; what is in neither is about to be removed. ``began_at_s`` and
+    ``at_s`` say when it was written, by the run's clock.
     """
 
     version: WeightVersion
     kept: tuple[WeightVersion, ...]
+    held: tuple[WeightVersion, ...] = ()
     began_at_s: float = 0.0
     at_s: float = 0.0
+
+
+class CheckpointsReleased(Message, frozen=True, kw_only=True, tag="checkpoints_released"):
+    """Checkpoints that were held are worth less than others, and are about to be removed."""
+
+    versions: tuple[WeightVersion, ...]
 
 
 class Resumed(Message, frozen=True, kw_only=True, tag="resumed"):
@@ -324,6 +332,7 @@ class Compacted(Message, frozen=True, kw_only=True, tag="compacted"):
         recent: Leases that were settled since the oldest checkpoint, in the order of settling.
         dispatches: Batches that are lent.
         cuts: What a resume may go back to.
+        held: Checkpoints kept besides, for what they are worth.
     """
 
     admitted: int
@@ -336,6 +345,7 @@ class Compacted(Message, frozen=True, kw_only=True, tag="compacted"):
     recent: tuple[LeaseRecord, ...]
     dispatches: tuple[Claimed, ...]
     cuts: tuple[Cut, ...]
+    held: tuple[WeightVersion, ...] = ()
 
 
 LedgerEvent = (
@@ -359,6 +369,7 @@ LedgerEvent = (
     | Incident
     | Scaled
     | Checkpointed
+    | CheckpointsReleased
     | Resumed
     | Compacted
 )

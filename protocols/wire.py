@@ -95,8 +95,9 @@ def decode_error(data: bytes) -> ConductorError:
     facts = dict(failure.facts)
     if "problems" in facts:
         facts["problems"] = msgspec.convert(facts["problems"], tuple[Problem, ...])
-    if "workers" in facts:
-        facts["workers"] = msgspec.convert(facts["workers"], tuple[str, ...])
+    for name in ("workers", "others"):
+        if name in facts:
+            facts[name] = msgspec.convert(facts[name], tuple[str, ...])
     error.args = (facts["message"],)
     vars(error).update(facts)
     return error

@@ -8,6 +8,7 @@ import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
 from backends.episodes._attempts import Attempts
+from backends.models.opening import load_tokenizer
 from backends.models.tokenizers import Tokenizer
 from protocols.adapters import Host
 from protocols.backend import PayloadPort
@@ -94,7 +95,8 @@ class SingleTurn:
         if text not in self._stop_ids:
             token_id = self._tokenizer.token_id(text)
             if token_id is None:
-                raise UserError(f"sampling.stop: {text!r} is no single token of the model")
+                mend = "name one of its tokens, or leave it out"
+                raise UserError(f"sampling.stop: {text!r} is no single token of the model; {mend}")
             self._stop_ids[text] = token_id
         return self._stop_ids[text]
 
@@ -164,8 +166,6 @@ async def open(cfg: Config, host: Host) -> AsyncGenerator[SingleTurn]:  # noqa: 
     Raises:
         UserError: The job names no model, or its tokenizer cannot be loaded.
     """
-    from backends.models.loading import load_tokenizer  # noqa: PLC0415 - heavy
-
     del cfg
     if host.inference is None:
         raise InvariantError("an executor was launched before the engines that it plays on")

@@ -69,7 +69,8 @@ class RewardProcess:
         except _GONE:
             raise WorkerLost(worker="reward process", cause=f"it ended at its start, {await self._exit()}") from None
         if why is not None:
-            raise UserError(f"the reward function cannot be loaded in a worker process: {why}")
+            mend = "correct it there: a bare interpreter imports it"
+            raise UserError(f"reward.function cannot be loaded in a worker process: {why}; {mend}")
 
     async def ask(self, task: Task) -> None:
         """Hand over a task; ``answer`` then gives one answer a completion.

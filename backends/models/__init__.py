@@ -8,5 +8,5 @@ two functions, for a model is a value and has nothing to close:
 ``load_tokenizer(cfg, site) -> Tokenizer``
     What turns prompts into its tokens and back.
 
-Adapters and ``tokenizers`` import without torch; ``loading`` needs it.
+Adapters, ``tokenizers`` and ``opening`` import without torch; ``loading`` needs it.
 """

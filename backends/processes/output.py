@@ -1,4 +1,7 @@
-"""What a worker writes to its standard streams: kept for people, and its end for whoever asks why it died."""
+"""What a worker writes to its standard streams: kept for people, and its end for whoever asks why it died.
+
+Warnings and errors of its adapters are logged here once more, so that they stand in the log of the run.
+"""
 
 import os
 import sys
@@ -9,10 +12,15 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import structlog
 
+from backends._log_lines import warning_in
 from protocols.messages import WorkerId
 
+log = structlog.get_logger(__name__)
+
 _LONGEST = 8192  # bytes of a line
+_PASSED_ON = 1_000  # warnings of one worker
 _LINES = 30
 _READ = 65536
 
@@ -31,6 +39,7 @@ class Output:
         self._worker_id = worker_id
         self._write = write
         self._last: deque[str] = deque(maxlen=_LINES)
+        self._passed_on = 0
 
     @property
     def end(self) -> str:
@@ -54,10 +63,23 @@ class Output:
     async def _keep(self, lines: Iterable[str]) -> None:
         kept = [line.rstrip("\r") for line in lines]
         self._last.extend(line for line in kept if line)
+        for line in kept:
+            self._pass_on(line)
         text = "".join(f"{self._worker_id} | {line}\n" for line in kept)
         if text:
             with suppress(OSError, ValueError):  # a full disk, a closed stream
                 await anyio.to_thread.run_sync(self._write, text)
+
+    def _pass_on(self, line: str) -> None:
+        found = warning_in(line)
+        if found is None or self._passed_on > _PASSED_ON:
+            return
+        self._passed_on += 1
+        if self._passed_on > _PASSED_ON:
+            log.warning("worker.warnings_left_out", worker=self._worker_id, after=_PASSED_ON)
+            return
+        level, event, facts = found
+        getattr(log, level)(event, **{**facts, "worker": self._worker_id})
 
 
 def to_stderr(text: str) -> None:

@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import UNIXSocketStream
 
 from backends._hosting import PORTS, not_opened, opened
+from backends._log_lines import write_lines
 from backends.processes.calls import Desk, HostPort, LaunchOrder, NoticePort, of_controller
 from backends.processes.channel import Channel
 from backends.processes.payloads import SharedPayloads
@@ -37,6 +38,8 @@ def main() -> None:
     """Live as long as the parent wants."""
     channel, parent = (int(argument) for argument in sys.argv[1:])
     _die_with(parent)
+    write_lines()
+    gc.disable()  # until it is open: what is imported is no garbage, and to look for some takes a sixth of the start
     anyio.run(_serve, channel)
 
 
@@ -142,6 +145,7 @@ class _Worker:
         self.desk.serve("workload", PORTS[order.spec.section], workload)
         gc.collect()
         gc.freeze()  # a full collection with torch loaded stops everything for 0.1 s and more
+        gc.enable()
         self._settled.set()
         await self._closing.wait()
         await channel.refuse()

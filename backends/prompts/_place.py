@@ -26,5 +26,6 @@ class Place:
         """Continue from ``state``; see ``PromptSourcePort.restore``."""
         await checkpoint()
         if state.seed != self._seed:
-            raise UserError(f"the prompts were drawn with seed {state.seed}, the job has seed {self._seed}")
+            mend = f"set seed = {state.seed} to go on, or begin a new run"
+            raise UserError(f"seed = {self._seed}: the prompts were drawn with seed {state.seed}; {mend}")
         self._position = state.position

@@ -125,9 +125,9 @@ async def open(cfg: Config, host: Host) -> AsyncGenerator[RecordPrompts]:  # noq
             file = await stack.enter_async_context(await anyio.open_file(_path(cfg, host.site), "rb"))
             lines = await anyio.to_thread.run_sync(Lines, file.wrapped)
         except OSError as exc:
-            raise UserError(f"prompts.path = {cfg.path!r} cannot be read: {exc}") from exc
+            raise UserError(f"prompts.path = {cfg.path!r}: {exc}; give the path of a file of JSON lines") from exc
         if len(lines) == 0:
-            raise UserError(f"prompts.path = {cfg.path!r} has no lines")
+            raise UserError(f"prompts.path = {cfg.path!r}: the file has no lines; write one JSON object a line")
         yield RecordPrompts(
             JsonlRecords(lines, cfg.path),
             prompt_field=cfg.prompt_field,

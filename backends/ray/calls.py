@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import ray
 import ray.exceptions as rx
 import structlog
@@ -13,6 +14,8 @@ from backends.ray.failures import translated
 from protocols.errors import ConductorError
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 ABORT_DEADLINE_S = 5.0
 
@@ -33,6 +36,18 @@ async def result_of(ref: Any, name: str) -> Any:
         return await ref
     except rx.RayError as exc:
         raise translated(name, exc) from exc
+
+
+async def asked(question: Callable[[], T]) -> T:
+    """Return what a blocking question to the cluster gives.
+
+    Raises:
+        ConductorError: What an error of Ray means.
+    """
+    try:
+        return await anyio.to_thread.run_sync(question)
+    except rx.RayError as exc:
+        raise translated("the cluster", exc) from exc
 
 
 async def carried(ref: Any, name: str, abort: Callable[[], Any]) -> Any:

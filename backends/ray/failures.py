@@ -8,6 +8,7 @@ import ray.exceptions as rx
 from protocols.errors import ConductorError, InvariantError, PortFailed, Transient, UserError, WorkerLost
 
 _NO_MEMORY = "running low on memory"
+_ADVICE = " Some common causes include"
 
 Make = Callable[[str, Exception], ConductorError]
 """Makes the error, of the name of whoever was called and of what Ray raised."""
@@ -97,4 +98,4 @@ def told(error: BaseException) -> str:
     """Return the last line of what Ray says: why, after pages of what and where; of memory, before advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     short = [line for line in lines if _NO_MEMORY in line]
-    return (short or lines or [type(error).__name__])[-1]
+    return (short or lines or [type(error).__name__])[-1].partition(_ADVICE)[0]

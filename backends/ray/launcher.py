@@ -11,9 +11,11 @@ from anyio.abc import TaskGroup
 from backends._workers import Workers, open_workers
 from backends.ray.actor import WorkloadActor
 from backends.ray.messages import Asked, LaunchOrder
+from backends.ray.notices import Notices
 from backends.ray.placement import Place, RayPlacement
 from backends.ray.session import Session
 from backends.ray.worker import RayWorker
+from protocols.aio import owned
 from protocols.backend import LauncherPort, WorkloadSpec
 
 _MARGIN_S = 25.0  # beyond the patience: what the system may take to end a killed process
@@ -56,6 +58,8 @@ class RayLauncher(Workers[RayWorker]):
         self._directory = directory
         self._manner = manner
         self._numbers = count()
+        self._notices = Notices()
+        tasks.start_soon(owned, "notices", self._notices.run, name="notices")
 
     async def launch(self, spec: WorkloadSpec) -> None:
         """Start an actor and open the workload in it; where that fails or is cancelled, nothing remains.
@@ -89,7 +93,7 @@ class RayLauncher(Workers[RayWorker]):
         )
         handle = actor.remote(order, self._directory)
         return RayWorker(
-            order, handle, self._session, ports,
+            order, handle, self._session, self._notices, ports,
             heartbeat_s=manner.heartbeat_s, patience_s=manner.patience_s,
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._private.state import state as cluster_state  # Ray has no public way to ask which nodes are being drained
 from ray.util.placement_group import placement_group_table
 
 from protocols.backend import Node, Resources
@@ -29,12 +30,13 @@ class RayNode:
 
 
 def living(labels: Mapping[str, str]) -> list[RayNode]:
-    """Return the nodes that live and carry all of these labels, by name.
+    """Return the nodes that live, are not being drained, and carry all of these labels, by name.
 
     A node is named by Ray's name for it, its address unless the operator chose one; where several have the same, by the
     beginning of its id.
     """
     found = [node for node in ray.nodes() if node["Alive"]]
+    leaving = draining()
     names = Counter(node["NodeName"] for node in found)
     nodes = [
         RayNode(
@@ -44,9 +46,14 @@ def living(labels: Mapping[str, str]) -> list[RayNode]:
             labels=node["Labels"],
         )
         for node in found
-        if labels.items() <= node["Labels"].items()
+        if labels.items() <= node["Labels"].items() and node["NodeID"] not in leaving
     ]
     return sorted(nodes, key=lambda node: node.name)
+
+
+def draining() -> frozenset[str]:
+    """Return Ray's ids of the nodes that are about to be taken away: Ray starts nothing more on them."""
+    return frozenset(cluster_state.get_draining_nodes())
 
 
 def resources_of(resources: Mapping[str, float]) -> Resources:

@@ -4,8 +4,9 @@ Whoever puts or gets does so himself: bytes go from the store of one node to tha
 many of its processes read them, and never to the controller. An object ends with the process that put it.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio.to_thread
 import ray
@@ -14,13 +15,14 @@ import ray.exceptions as rx
 from backends._failures import decode_failure
 from backends.ray.calls import result_of
 from backends.ray.failures import translated
-from backends.ray.stored import Array, Listing, Packed, Parcel, packed, same, unpacked
+from backends.ray.stored import Array, Listing, Packed, Parcel, Part, packed, parcel_of, parted, same, size_of, unpacked
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import InvariantError, WorkerLost
 from protocols.messages import PayloadRef
 
 STORE = "payload store"
 
+_AT_ONCE = 4  # objects that are summed up and copied at the same time: one alone does not fill the memory's bandwidth
 _AT_HAND_S = 5.0  # for what this process put itself, and holds
 
 
@@ -35,6 +37,14 @@ class Held:
 
     listing: Listing
     parcels: list[Any] = field(repr=False)
+
+
+class _Stored(NamedTuple):
+    """A parcel, and the object of Ray that has its bytes."""
+
+    arrays: tuple[Array, ...]
+    parcel: Parcel
+    object: Any
 
 
 class RayPayloads:
@@ -93,20 +103,23 @@ class RayPayloads:
 
     def _put(self, ref: PayloadRef, value: Bulk) -> Held:
         try:
-            made = packed(value)
+            message, parts = parted(value)
+            with ThreadPoolExecutor(_AT_ONCE) as threads:
+                stored = list(threads.map(self._put_one, parts))
         except TypeError as exc:
             raise InvariantError(f"{ref} cannot be stored: {exc}") from exc
-        try:
-            objects = [self._known(arrays, parcel) or self._put_one(parcel) for arrays, parcel in made.parcels]
         except rx.RayError as exc:
             raise translated(STORE, exc) from exc
-        if made.message is None:
-            self._last = dict(zip((arrays for arrays, _ in made.parcels), objects, strict=True))
-        return _held(made, objects)
+        known = set(self._last.values())
+        self.bytes_put += sum(size_of(one.parcel) for one in stored if one.object not in known)
+        if message is None:
+            self._last = {one.arrays: one.object for one in stored}
+        made = Packed(message, tuple((one.arrays, one.parcel) for one in stored))
+        return _held(made, [one.object for one in stored])
 
-    def _put_one(self, parcel: Parcel) -> Any:
-        self.bytes_put += sum(piece.view.nbytes for piece in parcel)
-        return ray.put(parcel)
+    def _put_one(self, part: Part) -> "_Stored":
+        arrays, parcel = parcel_of(part)
+        return _Stored(arrays, parcel, self._known(arrays, parcel) or ray.put(parcel))
 
     def _known(self, arrays: tuple[Array, ...], parcel: Parcel) -> Any:
         """Return the object of the last mapping that has these very bytes; None: there is none."""
@@ -139,19 +152,33 @@ def _node() -> str:
 
 
 async def fetched(held: Held, ref: PayloadRef) -> Bulk:
-    """Return what was put, once all of it is on this node, one object after the other.
+    """Return what was put, once all of it is on this node; what is not yet comes one object after the other.
 
     Who reads on the node where it was put reads the very bytes; on another they are compared with their checksums.
 
     Raises:
         WorkerLost: Some of it is gone, or is not what was put.
     """
-    parcels = [await result_of(one, STORE) for one in held.parcels]
-    check = held.listing.node != _node()
     try:
-        return await anyio.to_thread.run_sync(lambda: unpacked(held.listing, parcels, check=check))
+        found = await anyio.to_thread.run_sync(_found_here, held)
+        if found is None:
+            parcels = [await result_of(one, STORE) for one in held.parcels]
+            found = await anyio.to_thread.run_sync(lambda: unpacked(held.listing, parcels, check=True))
     except ValueError as exc:
         raise WorkerLost(worker=STORE, cause=f"{ref.key!r} of {ref.owner!r}: {exc}") from exc
+    return found
+
+
+def _found_here(held: Held) -> Bulk | None:
+    """Return what was put if it was put on this node and is there: all at once, for then nothing has to come."""
+    if held.listing.node != _node():
+        return None
+    try:
+        return unpacked(held.listing, ray.get(held.parcels, timeout=_AT_HAND_S), check=False)
+    except rx.GetTimeoutError:  # it was spilled, and takes its time
+        return None
+    except rx.RayError as exc:
+        raise translated(STORE, exc) from exc
 
 
 def not_held(ref: PayloadRef) -> WorkerLost:

@@ -1,26 +1,21 @@
 """What a cluster has, and what this run holds of it: a placement group of one bundle for each reservation."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
-import anyio.to_thread
-import ray.exceptions as rx
 import structlog
 from anyio.lowlevel import checkpoint
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from backends.ray.failures import translated
+from backends.ray.calls import asked
 from backends.ray.nodes import RayNode, bundle_of, free_of, living, node_of
 from protocols.backend import Inventory, PlacementPort, ReserveRequest, Resources
 from protocols.errors import Infeasible, Transient
 
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 _LOOK_S = 0.02
 _REMOVE_S = 5.0
@@ -71,8 +66,8 @@ class RayPlacement:
 
     async def inventory(self) -> Inventory:
         """Return the nodes that live."""
-        nodes = await _asked(partial(living, self._labels))
-        free = await _asked(partial(free_of, nodes))
+        nodes = await asked(partial(living, self._labels))
+        free = await asked(partial(free_of, nodes))
         controller = next((node.name for node in nodes if node.id == self._controller), None)
         told = tuple(node_of(node, free[node.id], self._domain_label) for node in nodes)
         return Inventory(nodes=told, controller=controller, own_processes=True)
@@ -109,7 +104,7 @@ class RayPlacement:
             Infeasible: None ever will.
         """
         held = self._held.get(reservation_id)
-        nodes = await _asked(partial(living, self._labels))
+        nodes = await asked(partial(living, self._labels))
         if held is None:
             return Place()
         if held.node.id not in {node.id for node in nodes}:
@@ -133,8 +128,8 @@ class RayPlacement:
         return moved
 
     async def _chosen(self, request: ReserveRequest) -> RayNode:
-        nodes = await _asked(partial(living, self._labels))
-        return _choose(request, nodes, await _asked(partial(free_of, nodes)))
+        nodes = await asked(partial(living, self._labels))
+        return _choose(request, nodes, await asked(partial(free_of, nodes)))
 
     async def _take(self, request: ReserveRequest, node: RayNode) -> _Held:
         if request.resources == _NOTHING:
@@ -155,15 +150,8 @@ class RayPlacement:
         return _Held(request=request, node=node, group=group)
 
 
-async def _asked(question: Callable[[], T]) -> T:
-    try:
-        return await anyio.to_thread.run_sync(question)
-    except rx.RayError as exc:
-        raise translated("the cluster", exc) from exc
-
-
 async def _state(group: PlacementGroup) -> str:
-    return (await _asked(partial(placement_group_table, group)))["state"]
+    return (await asked(partial(placement_group_table, group)))["state"]
 
 
 def _choose(request: ReserveRequest, nodes: list[RayNode], free: dict[str, Resources]) -> RayNode:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from backends._leftovers import MARK, end_marked
+from backends._log_lines import write_lines
 from backends.ray.messages import Facts, LaunchOrder
 
 _START_FIELD = 19  # of /proc/PID/stat behind the name, which may hold anything: man 5 proc, (22) starttime
@@ -36,6 +37,7 @@ def prepare(order: LaunchOrder) -> None:
         }
     )
     sys.path[:0] = [entry for entry in spec.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    write_lines()
     if spec.cpus:
         os.sched_setaffinity(0, spec.cpus)
     if spec.site.run_dir is not None:

@@ -22,6 +22,7 @@ from backends._leftovers import MARK
 from backends._machine import accelerators, usable_cpus
 from backends._state import open_state
 from backends.ray import Config
+from backends.ray.reaping import mark_of, reap
 from protocols.errors import PortFailed, UserError
 
 _OF_A_LOCAL_CLUSTER = {
@@ -47,7 +48,7 @@ class Session:
 
 @contextmanager
 def open_session(cfg: Config) -> Generator[Session]:
-    """Connect; where no address is given, remove what dead runs left on this machine and start a cluster.
+    """Connect, and remove what dead runs left on the cluster; without an address, on this machine, and start one.
 
     Raises:
         UserError: This process is connected already.
@@ -58,7 +59,8 @@ def open_session(cfg: Config) -> Generator[Session]:
     if cfg.address is not None:
         _find_listener(cfg.address)
         with _connected(f"no Ray cluster answers at {cfg.address}", address=cfg.address):
-            yield _session(f"{_cluster()}:")
+            reap()
+            yield _session(mark_of(ray.get_runtime_context().get_job_id()))
         return
     with open_state(Path(cfg.folder)) as state:
         mark = f"{state.folder}:"
@@ -134,11 +136,6 @@ def environment(variables: dict[str, str]) -> Generator[None]:
                 del os.environ[name]
             if value is not None:
                 os.environ[name] = value
-
-
-def _cluster() -> str:
-    context = ray.get_runtime_context()
-    return f"ray-{context.gcs_address}-{context.get_job_id()}"
 
 
 def _session(mark: str) -> Session:

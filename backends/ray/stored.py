@@ -35,6 +35,9 @@ class Piece:
 Parcel = tuple[Piece, ...]
 """What is put as one object."""
 
+Part = Sequence[tuple[str, Any]]
+"""What of a payload comes into one parcel: names and arrays, or the bytes of a message without a name."""
+
 
 @dataclass(frozen=True)
 class Array:
@@ -77,8 +80,20 @@ class Packed:
 
     def listing(self, node: str) -> Listing:
         """Return what is told of it, once it is put on a node."""
-        size = sum(piece.view.nbytes for _, parcel in self.parcels for piece in parcel)
+        size = sum(size_of(parcel) for _, parcel in self.parcels)
         return Listing(self.message, node, tuple(arrays for arrays, _ in self.parcels), size)
+
+
+def parted(value: Bulk) -> tuple[str | None, list[Part]]:
+    """Return the class of a message, or None of a mapping, and the parts; no array is looked into.
+
+    Raises:
+        TypeError: It holds what is neither message nor array.
+    """
+    if isinstance(value, Message):
+        name, body = encoded(value)
+        return name, [[("", body)]]
+    return None, list(_grouped(value))
 
 
 def packed(value: Bulk) -> Packed:
@@ -87,10 +102,23 @@ def packed(value: Bulk) -> Packed:
     Raises:
         TypeError: It holds what is neither message nor array.
     """
-    if isinstance(value, Message):
-        name, body = encoded(value)
-        return Packed(name, (_parcel([("", body)]),))
-    return Packed(None, tuple(_parcel(together) for together in _grouped(value)))
+    message, parts = parted(value)
+    return Packed(message, tuple(map(parcel_of, parts)))
+
+
+def parcel_of(part: Part) -> tuple[tuple[Array, ...], Parcel]:
+    """Return what the arrays of one part are, and their bytes, not copied.
+
+    Raises:
+        TypeError: Something is no array.
+    """
+    pairs = [_array(name, value) for name, value in part]
+    return tuple(array for array, _ in pairs), tuple(piece for _, piece in pairs)
+
+
+def size_of(parcel: Parcel) -> int:
+    """Return how many bytes it holds."""
+    return sum(piece.view.nbytes for piece in parcel)
 
 
 def unpacked(listing: Listing, parcels: Sequence[Parcel], *, check: bool) -> Bulk:
@@ -150,11 +178,6 @@ def _grouped(value: Mapping[str, Any]) -> Iterator[list[tuple[str, Any]]]:
             small, size = [], 0
     if small:
         yield small
-
-
-def _parcel(arrays: Sequence[tuple[str, Any]]) -> tuple[tuple[Array, ...], Parcel]:
-    pairs = [_array(name, value) for name, value in arrays]
-    return tuple(array for array, _ in pairs), tuple(piece for _, piece in pairs)
 
 
 def _array(name: str, value: Any) -> tuple[Array, Piece]:

@@ -20,6 +20,7 @@ from backends._hosting import PORTS, described, not_opened
 from backends.ray.answers import Answers
 from backends.ray.calls import carried, result_of
 from backends.ray.messages import TAKEN_BACK, Asked, Facts, LaunchOrder, Question
+from backends.ray.notices import Notices
 from backends.ray.process import end_worker
 from backends.ray.session import Session
 from protocols.aio import open_tasks, owned
@@ -47,6 +48,7 @@ class RayWorker:
         order: What it hosts.
         actor: Handle of its ``WorkloadActor``.
         session: The connection.
+        notices: Knows which nodes are about to be taken away.
         ports: Answer its questions.
         heartbeat_s: For how long it may be silent.
         patience_s: How long it may take to close.
@@ -57,6 +59,7 @@ class RayWorker:
         order: LaunchOrder,
         actor: Any,
         session: Session,
+        notices: Notices,
         ports: Mapping[Asked, Any],
         *,
         heartbeat_s: float,
@@ -66,6 +69,7 @@ class RayWorker:
         self._name = order.spec.worker_id
         self._actor = actor
         self._session = session
+        self._notices = notices
         self._ports = ports
         self._heartbeat_s = heartbeat_s
         self._patience_s = patience_s
@@ -85,9 +89,10 @@ class RayWorker:
     @property
     def state(self) -> WorkerState:
         """Whether it runs, as far as is known."""
-        pid = None if self._facts is None else self._facts.pid
+        facts = self._facts
+        pid = None if facts is None else facts.pid
         if not self._ended.is_set():
-            return WorkerState(pid=pid)
+            return WorkerState(pid=pid, leaving=facts is not None and facts.node in self._notices.nodes)
         lost = self._lost()
         return WorkerState(pid=pid, cause=lost.cause, preempted=lost.preempted)
 
@@ -179,9 +184,11 @@ class RayWorker:
             tasks.start_soon(self._close, name=f"closing of {self._name}")
             try:
                 self._facts = await result_of(self._actor.facts.remote(), self._name)
-                tasks.start_soon(owned, "questions", partial(self._listen, tasks), name=f"questions of {self._name}")
-                self._said = await result_of(self._actor.host.remote(), self._name)
-                self._failure = decode_failure(self._said) if self._said else None
+                with anyio.CancelScope() as hosted:
+                    listen = partial(self._listen, tasks, hosted)
+                    tasks.start_soon(owned, "questions", listen, name=f"questions of {self._name}")
+                    self._said = await result_of(self._actor.host.remote(), self._name)
+                    self._failure = decode_failure(self._said) if self._said else None
             except ConductorError as exc:
                 self._failure = exc
             tasks.cancel_scope.cancel()
@@ -192,12 +199,17 @@ class RayWorker:
         await anyio.sleep(self._patience_s)
         self._kill(f"it was told to close and did not end within {self._patience_s:g} s")
 
-    async def _listen(self, tasks: TaskGroup) -> None:
+    async def _listen(self, tasks: TaskGroup, hosted: anyio.CancelScope) -> None:
         """Answer its questions, and kill it when it has none and does not say so either."""
         answers = Answers(self._actor, self._ports, tasks)
-        while (questions := await self._questions()) is not None:
-            for question in questions:
-                answers.give(question)
+        try:
+            while (questions := await self._questions()) is not None:
+                for question in questions:
+                    answers.give(question)
+        except ConductorError as exc:  # it ended, and of its two open calls this one was told so first
+            self._failure = exc
+            hosted.cancel()
+            return
         self._kill(f"it did not answer for {self._heartbeat_s:g} s")
 
     async def _questions(self) -> list[Question] | None:

@@ -100,7 +100,7 @@ def step_seconds(run_dir: Path, metric: str) -> tuple[float, ...]:
         raise UserError(f"{path} cannot be read: {exc}") from exc
     values = tuple(record.metrics[metric] for record in records if metric in record.metrics)
     if not values:
-        raise UserError(f"{path} tells nothing of {metric}")
+        raise UserError(f"{path} tells nothing of {metric}; name the folder of a run that has trained")
     return values[1:] or values
 
 
@@ -114,5 +114,5 @@ def sample_lengths(run_dir: Path) -> tuple[int, ...]:
     graded = (event.receipt for event in record.events if isinstance(event, Graded))
     lengths = tuple(sample.tokens for receipt in graded for sample in receipt.samples)
     if not lengths:
-        raise UserError(f"the record in {run_dir} tells nothing of samples")
+        raise UserError(f"the record in {run_dir} tells nothing of samples; name the folder of a run that has trained")
     return lengths

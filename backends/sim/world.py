@@ -69,7 +69,7 @@ class _Times:
 
 
 def _untold(run: object) -> tuple[float, ...]:
-    raise UserError(f"{run}: no metric of a run tells how long its rewards took")
+    raise UserError(f"{run}: no metric of a run tells how long its rewards took; give a number of seconds")
 
 
 class _Trainer(ScriptedTrainer):

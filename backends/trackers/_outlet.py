@@ -25,6 +25,7 @@ log = structlog.get_logger()
 
 _KEPT = 1_000  # records that wait for a library that is slow
 _CLOSE_S = 10.0
+_QUIET_S = 1.0  # until people are told what is waited for
 _FULL = "it takes records more slowly than steps are made"
 _CLOSED = "it did not take it before the run ended"
 
@@ -168,20 +169,38 @@ def _undelivered(record: StepRecord, why: str) -> Undelivered:
 async def open_outlet(
     kind: str, connect: Callable[[], Outlet], run_dir: str | None, *, close_s: float = _CLOSE_S
 ) -> AsyncGenerator[OutletTracker]:
-    """Open a tracker over an outlet; at the end of the block it is waited for, for ``close_s`` seconds at most."""
+    """Open a tracker over an outlet; at the end of the block it is waited for, for about ``close_s`` seconds at most.
+
+    Cancelling: that wait ends, where the block has ended well; what was not delivered is written to the file.
+    """
     tracker = OutletTracker(kind, connect, None if run_dir is None else Path(run_dir))
     ended = anyio.Event()
     threading.Thread(
         target=tracker.run, args=(current_token(), ended), name=f"tracker {kind}", daemon=True
     ).start()  # a daemon: nothing ends a library that hangs
+    waited = False
     try:
         yield tracker
-    finally:
+        waited = True
         tracker.finish()
-        with anyio.move_on_after(close_s, shield=True):
-            await ended.wait()
+        await _end_of(kind, ended, close_s)
+    finally:
+        if not waited:
+            tracker.finish()
+            with anyio.move_on_after(close_s, shield=True):
+                await _end_of(kind, ended, close_s)
         with anyio.move_on_after(close_s, shield=True):
             await anyio.to_thread.run_sync(tracker.leave, abandon_on_cancel=True)
+
+
+async def _end_of(kind: str, ended: anyio.Event, close_s: float) -> None:
+    """Wait until its thread has delivered everything, for so long at most; say so when it takes long."""
+    with anyio.move_on_after(min(_QUIET_S, close_s)):
+        await ended.wait()
+        return
+    log.warning("tracker.awaited", tracker=kind, at_most_s=close_s)
+    with anyio.move_on_after(close_s):
+        await ended.wait()
 
 
 _: type[TrackerPort] = OutletTracker

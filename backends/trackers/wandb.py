@@ -1,5 +1,6 @@
 """Metrics in Weights & Biases: on its server, or offline in a folder that ``wandb sync`` uploads later."""
 
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -28,15 +29,19 @@ class Config(Message, frozen=True, kw_only=True):
     mode: Literal["offline", "online"] = "offline"
 
 
+_LIBRARY = threading.Lock()
+"""Whoever begins or ends a run: one process of the library's serves all of them."""
+
+
 class Board:
-    """The outlet."""
+    """The outlet; a run beside others that the caller may have in this process."""
 
     def __init__(self, cfg: Config, folder: Path) -> None:
-        library: Any = import_module("wandb")
-        settings = library.Settings(silent=True, console="off")
-        self._run = library.init(
-            project=cfg.project, name=folder.name, dir=str(folder), mode=cfg.mode, settings=settings
-        )
+        self._library: Any = import_module("wandb")
+        settings = self._library.Settings(silent=True, console="off")
+        where = {"project": cfg.project, "name": folder.name, "dir": str(folder), "mode": cfg.mode}
+        with _LIBRARY:
+            self._run = self._library.init(**where, settings=settings, reinit="create_new")
 
     def write(self, record: StepRecord) -> None:
         """Hand one record over."""
@@ -46,8 +51,14 @@ class Board:
         """Do nothing: a run that goes on is another one there, which begins after ``step``."""
 
     def close(self) -> None:
-        """Finish the run there."""
-        self._run.finish()
+        """Finish the run there, and wait until the library's process has written it all and ended.
+
+        ``finish`` comes back before the last records are in the file, and that process would outlive the run.
+        """
+        with _LIBRARY:
+            self._run.finish()
+            if self._library.setup().most_recent_active_run is None:
+                self._library.teardown()
 
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:

@@ -26,6 +26,7 @@ def advantages(rewards: Sequence[float]) -> tuple[float, ...]:
         MaxRL, arXiv 2602.02710.
     """
     if min(rewards) < 0:
-        raise UserError(f"train.algorithm = 'maxrl' needs rewards of at least 0, got {min(rewards):g}")
+        why = f"it needs rewards of at least 0, got {min(rewards):g}"
+        raise UserError(f"train.algorithm = 'maxrl': {why}; add to all of them, or name another algorithm")
     mean = math.fsum(rewards) / len(rewards)
     return tuple(each / mean if mean else 0.0 for each in centred(rewards))

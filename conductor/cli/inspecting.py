@@ -1,4 +1,4 @@
-"""``conductor inspect``: the accounts of a run and their proof, or the history of a lease, a sample, a step, a loss."""
+"""``conductor inspect``: the accounts of a run and their proof, or what is known of a lease, a step, a checkpoint."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from conductor.config import RunConfig
 from conductor.inspection import Inspection, LeaseEvent, history, incidents, inspect, read_record
 from conductor.review.chronicle import chronicle
 from conductor.review.lineage import sample_lineage, step_lineage
+from conductor.shelf import CheckpointStanding, Shelf, shelf
 from protocols.errors import CorruptLedger, UserError
 from protocols.ledger import Incident, Record, Scaled
 from protocols.messages import LeaseId
-from protocols.training import Algorithm
 
-About = Literal["lease", "sample", "step", "incidents"]
+About = Literal["lease", "sample", "step", "incidents", "checkpoints"]
 
 
 def inspect_run(cfg: RunConfig, about: dict[About, str], *, as_json: bool) -> int:
@@ -35,7 +35,7 @@ def inspect_run(cfg: RunConfig, about: dict[About, str], *, as_json: bool) -> in
         raise UserError(f"one thing at a time: {' or '.join(f'--{what}' for what in sorted(about))}")
     record = read_record(cfg)
     for what, which in about.items():
-        values, lines = _told(record, what, which, cfg.algorithm)
+        values, lines = _told(record, what, which, cfg)
         _print(values, lines, as_json=as_json)
         return 0
     found = inspect(record)
@@ -43,19 +43,22 @@ def inspect_run(cfg: RunConfig, about: dict[About, str], *, as_json: bool) -> in
     return 0 if found.balanced else CorruptLedger.exit_code
 
 
-def _told(record: Record, what: About, which: str, algorithm: Algorithm) -> tuple[object, Iterator[str]]:
+def _told(record: Record, what: About, which: str, cfg: RunConfig) -> tuple[object, Iterator[str]]:
     match what:
         case "incidents":
             lost = incidents(record)
             return msgspec.to_builtins(lost), _incident_lines(lost)
+        case "checkpoints":
+            found = shelf(record, cfg)
+            return msgspec.to_builtins(found), _checkpoint_lines(found)
         case "lease":
             events = history(record, LeaseId(which))
             return msgspec.to_builtins(events), map(_lease_line, events)
         case "sample":
-            sample = sample_lineage(chronicle(record.events), which, algorithm)
+            sample = sample_lineage(chronicle(record.events), which, cfg.algorithm)
             return msgspec.to_builtins(sample), sample_lines(sample)
         case "step":
-            step = step_lineage(chronicle(record.events), int(which), algorithm)
+            step = step_lineage(chronicle(record.events), int(which), cfg.algorithm)
             return msgspec.to_builtins(step), step_lines(step)
 
 
@@ -98,11 +101,30 @@ def _incident_lines(found: Sequence[Incident | Scaled]) -> Iterator[str]:
         (f"v{one.version}", ", ".join(one.workers), *_course(one), one.verdict, f"{one.seconds:.1f} s") for one in found
     ]
     head = ("at", "workers", "cause", "level", "attempts", "verdict", "took")
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row, one in zip((head, *rows), (None, *found), strict=True):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    for line, one in zip(_table(head, *rows), (None, *found), strict=True):
+        yield line
         if one is not None:
             yield f"    {(str(one) if isinstance(one, Scaled) else one.detail).splitlines()[0]}"
+
+
+def _table(*rows: tuple[str, ...]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _checkpoint_lines(found: Shelf) -> Iterator[str]:
+    if found.checkpoints:
+        rows = [_checkpoint_row(one) for one in found.checkpoints]
+        yield from _table(("checkpoint", "state", found.metric, "kept as"), *rows)
+    else:
+        yield "the record knows no checkpoint"
+    for name in found.unknown:
+        yield f"{name} is not in the record: nothing goes back to it, and nothing removes it"
+
+
+def _checkpoint_row(one: CheckpointStanding) -> tuple[str, str, str, str]:
+    return one.name, one.state, "-" if one.worth is None else f"{one.worth:.4f}", ", ".join(one.kept) or "-"
 
 
 def _course(one: Incident | Scaled) -> tuple[str, str, str]:

@@ -108,6 +108,7 @@ def resume(run_dir: str, plan_file: str | None, *, quiet: bool, as_json: bool) -
 @click.option("--sample", metavar="ID", help="Tell the way of one sample, L17/0/3: lease, attempt, index.")
 @click.option("--step", type=click.IntRange(min=1), help="Tell what one train step trained.")
 @click.option("--incidents", is_flag=True, help="Tell of lost workers, and what became of them, instead.")
+@click.option("--checkpoints", is_flag=True, help="Tell which checkpoints there are, and why, instead.")
 @_JSON
 def inspect(run_dir: str, *, as_json: bool, **about: Any) -> None:
     """Prove from its record alone where every group of the run in RUN_DIR is.

@@ -36,7 +36,7 @@ def plan_job(job: str, overrides: tuple[str, ...], *, output: str | None, as_jso
         try:
             Path(output).write_bytes(plan_bytes(fleet))
         except OSError as exc:
-            raise UserError(f"the plan cannot be written: {exc}") from exc
+            raise UserError(f"{output} cannot be written: {exc}; name another file with -o") from exc
     if as_json:
         click.echo(msgspec.json.encode(as_in_file(fleet)))
         return 0

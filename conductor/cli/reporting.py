@@ -31,7 +31,7 @@ def write_report(run_dirs: Sequence[str], output: str | None) -> int:
         UserError: A folder holds no record, or the page cannot be written.
     """
     if len(run_dirs) > _MOST:
-        raise UserError(f"at most {_MOST} runs are laid over one another")
+        raise UserError(f"at most {_MOST} runs are laid over one another; name fewer than {len(run_dirs)}")
     library = chart_library()
     runs = [report_on(read_job(run_dir), live=_goes_on(run_dir)) for run_dir in run_dirs]
     path = Path(output) if output is not None else Path(run_dirs[0]) / "report.html"

@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import click
 import msgspec
-import structlog
 
 from conductor.checkpoints import complete, folder_of
 from conductor.cli.signals import Ending, under_signals
@@ -19,6 +18,7 @@ from conductor.cli.watching import watching
 from conductor.conductor import Conductor
 from conductor.config import RunConfig
 from conductor.jobfile import holds_run
+from conductor.observe.log import configure_adapters
 from conductor.observe.progress import LiveProgress, open_progress, show_result
 from conductor.result import RunResult
 from protocols.errors import ConductorError, CorruptLedger, Stopped
@@ -30,10 +30,8 @@ _OURS = 4
 
 def run_job(cfg: RunConfig, *, quiet: bool, as_json: bool, resume: bool = False, plan: Plan | None = None) -> int:
     """Run a job and show it to people; returns the exit code."""
-    structlog.configure(
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr)
-    )  # what adapters say; stdout is for results
     with open_progress(cfg.steps, sys.stderr if as_json else sys.stdout, quiet=quiet) as observer:
+        configure_adapters(cfg.run_dir, to_stderr=not quiet)
         run = partial(
             Conductor.run, cfg, observer=observer, to_stderr=not quiet, resume=resume, control=True, plan=plan
         )

@@ -53,7 +53,7 @@ def _serve(model: str, asked: dict[str, Any]) -> int:
     try:
         plan = parse_plan(asked["faults"])
     except ValueError as exc:
-        raise UserError(str(exc)) from exc
+        raise UserError(f"--faults: {exc}; see docs/engines.md") from exc
     fields = {name: asked[name] for name in ("protocol", "host", "port", "name", "unheld")}
     decoding = {name: asked[name] for name in options if asked[name] is not None}
     config, open_server = _loaded()
@@ -92,5 +92,5 @@ def _model(named: str) -> tuple[Section, str]:
     if wrong:
         raise ConfigError(wrong)
     if fields.get("model") is None:
-        raise UserError(f"{named} has no section [model]")
+        raise UserError(f"{named} has no section [model]; add one, or name a folder or a Hugging Face name")
     return fields["model"], str(path.parent.resolve())

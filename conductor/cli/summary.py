@@ -12,7 +12,7 @@ def summary(cfg: RunConfig) -> str:
     size = f"{cfg.steps} steps of {samples} samples ({cfg.batch_groups} prompts x {cfg.group_size})"
     lines = [
         f"{cfg.name}: {size}, at most {cfg.sampling.max_tokens} tokens each",
-        f"{cfg.algorithm}, weights at most {cfg.max_age} versions old, {cfg.slots_in_flight} groups in flight",
+        f"{cfg.algorithm}, weights at most {cfg.max_age:g} versions old, {cfg.slots_in_flight} groups in flight",
         kinds,
     ]
     if (evaluation := cfg.evaluation) is not None:

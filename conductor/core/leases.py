@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from conductor.core.lease import RUNNING, TRANSITIONS, Lease, State
+from conductor.core.registry import CheckpointRegistry
 from conductor.core.settlements import Settlements
 from conductor.core.tally import Tally
 from conductor.result import Accounts, SampleAccounts
@@ -19,6 +20,7 @@ from protocols.ledger import (
     Admitted,
     CheckpointBegun,
     Checkpointed,
+    CheckpointsReleased,
     Claimed,
     Committed,
     Compacted,
@@ -50,6 +52,7 @@ class LeaseTable:
         position: Of the prompt after the last one admitted; None: none was.
         dispatched: Batches claimed so far, those of abandoned lives included: an id is never used again.
         settlements: What is settled, and the steps that a resume may go back to.
+        checkpoints: Which checkpoints there are, and what they are worth.
     """
 
     def __init__(self) -> None:
@@ -62,6 +65,7 @@ class LeaseTable:
         self.position: int | None = None
         self.dispatched = 0
         self.settlements = Settlements()
+        self.checkpoints = CheckpointRegistry()
         self._transitions: Mapping[type[LedgerEvent], Callable[[Any], None]] = {
             RunStarted: self._start,
             Admitted: self._admit,
@@ -78,11 +82,12 @@ class LeaseTable:
             Dropped: self._drop,
             EpochClosed: lambda _: self.tally.close_epoch(),
             Stepped: self._close_step,
-            Evaluated: lambda _: None,
-            CheckpointBegun: lambda event: self.settlements.write(event.version),
+            Evaluated: self.checkpoints.apply,
+            CheckpointBegun: self._begin_checkpoint,
             Incident: lambda _: None,
             Scaled: lambda _: None,
-            Checkpointed: lambda event: self.settlements.complete(event.version, event.kept),
+            Checkpointed: self._complete_checkpoint,
+            CheckpointsReleased: self.checkpoints.apply,
             Resumed: self._resume,
             Compacted: self._expand,
         }
@@ -209,6 +214,7 @@ class LeaseTable:
             raise InvariantError("the record of a run begins a second time")
         if event.resumable:
             self.settlements.begin(event.version, self.tally, admitted=self._admitted)
+        self.checkpoints.apply(event)
 
     def _admit(self, event: Admitted) -> None:
         lease_id, prompt = event.lease_id, event.prompt
@@ -308,8 +314,17 @@ class LeaseTable:
             raise InvariantError(f"step {event.record.step} was closed while {', '.join(self._dispatches)} was lent")
         self.settlements.step(WeightVersion(event.record.step), self.tally, admitted=self._admitted)
 
+    def _begin_checkpoint(self, event: CheckpointBegun) -> None:
+        self.settlements.write(event.version)
+        self.checkpoints.apply(event)
+
+    def _complete_checkpoint(self, event: Checkpointed) -> None:
+        self.settlements.complete(event.version, event.kept)
+        self.checkpoints.apply(event)
+
     def _resume(self, event: Resumed) -> None:
         self.tally, taken_back = self.settlements.take_back(event.version)
+        self.checkpoints.apply(event)
         leases = sorted([*self._open.values(), *taken_back], key=lambda lease: lease_number(lease.lease_id))
         for lease in leases:
             if not lease.finished_by(event.version):
@@ -329,6 +344,7 @@ class LeaseTable:
         self._states = Counter(lease.state for lease in self._open.values())
         self._dispatches = {claim.dispatch_id: claim for claim in event.dispatches}
         self.settlements.restore(event.settled, map(Lease.of, event.recent), event.cuts)
+        self.checkpoints.apply(event)
 
     def compacted(self) -> Compacted:
         """Return one event that makes an empty table equal to this one."""
@@ -343,6 +359,7 @@ class LeaseTable:
             recent=tuple(lease.record() for lease in self.settlements.recent),
             dispatches=tuple(self._dispatches.values()),
             cuts=self.settlements.messages(),
+            held=self.checkpoints.held,
         )
 
     def _attempt(self, lease_id: LeaseId, attempt: int) -> Lease:

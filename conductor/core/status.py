@@ -28,13 +28,22 @@ class GroupStatus(Message, frozen=True, kw_only=True):
 
 
 class EngineStanding(Message, frozen=True, kw_only=True):
-    """An engine as it says of itself; ``answers``: whether it said anything, ``evaluates``: it does nothing else."""
+    """An engine as it says of itself.
+
+    Attributes:
+        answers: Whether it said anything.
+        held: How many of the live requests wait for their turn.
+        allowed: The most that are worked on at once, as things are; None: it does not say.
+        evaluates: It does nothing else.
+    """
 
     name: str
     answers: bool = True
     version: WeightVersion | None = None
     live: int = 0
     paused: bool = False
+    held: int = 0
+    allowed: int | None = None
     evaluates: bool = False
 
 

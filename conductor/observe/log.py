@@ -1,7 +1,8 @@
 """The log of one run: JSON lines for machines in its folder, plain lines for people on stderr.
 
 Structlog is not configured globally: a caller's own configuration stays as it is, and two runs in one
-process have two logs.
+process have two logs. A program that is there for one run only has its adapters log there as well
+(``configure_adapters``).
 """
 
 import logging
@@ -23,6 +24,9 @@ _FOR_THE_FILE = frozenset({"step.trained", "run.failed", "run.finished"})
 """Told to people by others: a step by its line in the progress, the end by whoever called the run."""
 
 _HEAD = ("timestamp", "level", "event")
+_WHOSE = ("kind", "tracker", "engine", "worker")
+_FILE = "log.jsonl"
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 class Sink(Protocol):
@@ -44,12 +48,45 @@ def open_log(run_dir: str | None, *, to_stderr: bool) -> Generator[FilteringBoun
     if descriptor is not None:
         sinks.append(JsonLines(descriptor))
     if to_stderr:
-        sinks.append(PlainLines(sys.stderr, least="warning" if sys.stderr.isatty() else "info"))
+        sinks.append(_people(sys.stderr))
     try:
         yield _logger(sinks)
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+def configure_adapters(run_dir: str | None, *, to_stderr: bool) -> None:
+    """Configure structlog for this process: what adapters log goes where the log of its run goes.
+
+    Args:
+        run_dir: The folder of the run. Nothing is written before it is there.
+        to_stderr: As in ``open_log``.
+    """
+    sinks: list[Sink] = [] if run_dir is None else [_AppendedLines(Path(run_dir))]
+    if to_stderr:
+        sinks.append(_people(sys.stderr))
+    structlog.configure(
+        processors=_PROCESSORS,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO if sinks else _SILENT),
+        logger_factory=lambda *_: _Fan(sinks),
+    )
+
+
+class _AppendedLines:
+    """Opens the file for each line: adapters say little, and the first of it perhaps before there is a folder."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def write(self, entry: EventDict) -> None:
+        """Write one line."""
+        with suppress(OSError):
+            descriptor = os.open(self._run_dir / _FILE, _APPEND, 0o644)
+            try:
+                JsonLines(descriptor).write(entry)
+            finally:
+                os.close(descriptor)
 
 
 class JsonLines:
@@ -69,14 +106,14 @@ class JsonLines:
 class PlainLines:
     """Writes lines for people.
 
-    A warning that comes again (the same event of the same ``kind``) is left to the file: a reward that
+    A warning that comes again (the same event of the same one of ``_WHOSE``) is left to the file: a reward that
     fails on every sample would bury everything else. So is what ``_FOR_THE_FILE`` names.
     """
 
     def __init__(self, stream: TextIO, *, least: str) -> None:
         self._stream = stream
         self._least = logging.getLevelNamesMapping()[least.upper()]
-        self._warned: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, ...]] = set()
 
     def write(self, entry: EventDict) -> None:
         """Write one line, and under it what takes several."""
@@ -84,7 +121,7 @@ class PlainLines:
         if logging.getLevelNamesMapping()[level.upper()] < self._least or entry["event"] in _FOR_THE_FILE:
             return
         if level == "warning":
-            known = (str(entry["event"]), str(entry.get("kind")))
+            known = tuple(str(entry.get(key)) for key in ("event", *_WHOSE))
             if known in self._warned:
                 return
             self._warned.add(known)
@@ -99,7 +136,7 @@ def _open_file(run_dir: str | None) -> int | None:
         return None
     with suppress(OSError):
         Path(run_dir).mkdir(parents=True, exist_ok=True)
-        return os.open(Path(run_dir) / "log.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        return os.open(Path(run_dir) / _FILE, _APPEND, 0o644)
     return None
 
 
@@ -120,11 +157,16 @@ def _hand_over(_logger: WrappedLogger, _method: str, entry: EventDict) -> tuple[
     return (), entry
 
 
+def _people(stream: TextIO) -> Sink:
+    return PlainLines(stream, least="warning" if stream.isatty() else "info")
+
+
+_PROCESSORS = (merge_contextvars, add_log_level, TimeStamper(fmt="iso", utc=True), ExceptionRenderer(), _hand_over)
+
+
 def _logger(sinks: list[Sink]) -> FilteringBoundLogger:
     wrapper = structlog.make_filtering_bound_logger(logging.INFO if sinks else _SILENT)
-    stamp = TimeStamper(fmt="iso", utc=True)
-    processors = [merge_contextvars, add_log_level, stamp, ExceptionRenderer(), _hand_over]
-    logger = structlog.wrap_logger(_Fan(sinks), processors=processors, wrapper_class=wrapper)
+    logger = structlog.wrap_logger(_Fan(sinks), processors=_PROCESSORS, wrapper_class=wrapper)
     return cast("FilteringBoundLogger", logger.bind())
 
 

@@ -90,8 +90,11 @@ def now_lines(status: RunStatus) -> Iterator[str]:
 
 def _engines(engines: Iterable[EngineStanding], served: int | None) -> str:
     """Count the engines that are listed by what they do, the most frequent first."""
-    states = Counter(_state(engine, served) for engine in engines)
-    return "engines: " + ", ".join(f"{count} {state}" for state, count in states.most_common())
+    listed = tuple(engines)
+    states = Counter(_state(engine, served) for engine in listed)
+    said = "engines: " + ", ".join(f"{count} {state}" for state, count in states.most_common())
+    held = sum(engine.held for engine in listed)
+    return f"{said}; {held} samples wait for their turn" if held else said
 
 
 def _state(engine: EngineStanding, served: int | None) -> str:

@@ -56,6 +56,15 @@ class Slice:
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     flows: tuple[tuple[Literal["s", "t", "f"], int], ...] = ()
 
+    @property
+    def span_us(self) -> tuple[int, int]:
+        """When it began and ended, in microseconds; what a way leads through takes at least one.
+
+        Perfetto takes an empty slice for a part of the next one, and would lead the ways of that one to it.
+        """
+        began, ended = round(self.began_s * _US), round(self.ended_s * _US)
+        return began, max(ended, began + 1) if self.flows else ended
+
 
 def trace(told: Chronicle) -> bytes:
     """Return the file: one JSON object."""
@@ -66,12 +75,14 @@ def events(told: Chronicle) -> Iterator[TraceEvent]:
     """Yield every event of a run: the names of processes, slices, and flows from a group's lease to its step."""
     slices: dict[str, list[Slice]] = {}
     for one in slices_of(told):
-        slices.setdefault(one.process, []).append(one)
+        began, ended = one.span_us
+        if ended > began:
+            slices.setdefault(one.process, []).append(one)
     for pid, process in enumerate(sorted(slices, key=_place), start=1):
         yield TraceEvent(name="process_name", ph="M", pid=pid, tid=0, args={"name": process})
         yield TraceEvent(name="process_sort_index", ph="M", pid=pid, tid=0, args={"sort_index": pid})
         for tid, one in _in_lanes(slices[process]):
-            ts, end = round(one.began_s * _US), round(one.ended_s * _US)
+            ts, end = one.span_us
             yield TraceEvent(name=one.name, ph="X", pid=pid, tid=tid, ts=ts, dur=end - ts, cat=process, args=one.args)
             for phase, flow in one.flows:
                 # bound to the slice that it lies in, not to the one that comes next
@@ -94,15 +105,16 @@ def _place(process: str) -> tuple[int, int, str]:
 
 def _in_lanes(slices: Iterable[Slice]) -> Iterator[tuple[int, Slice]]:
     """Give each slice the first lane that is free when it begins: slices of one lane never overlap."""
-    free, busy, lanes = list[int](), list[tuple[float, int]](), 0
-    for one in sorted(slices, key=lambda one: (one.began_s, one.ended_s)):
-        while busy and busy[0][0] <= one.began_s:
+    free, busy, lanes = list[int](), list[tuple[int, int]](), 0
+    for one in sorted(slices, key=lambda one: one.span_us):
+        began, ended = one.span_us
+        while busy and busy[0][0] <= began:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:
             lanes += 1
             heapq.heappush(free, lanes)
         lane = heapq.heappop(free)
-        heapq.heappush(busy, (one.ended_s, lane))
+        heapq.heappush(busy, (ended, lane))
         yield lane, one
 
 

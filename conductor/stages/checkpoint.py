@@ -3,23 +3,19 @@
 The trainer copies its state while nobody else uses it; steps go on while the copy is written, one at a time.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from conductor import checkpoints
 from conductor.context import RunContext
-from conductor.disk import on_disk
+from conductor.keeping import keep_with, on_checkpoints, remove
 from protocols.aio import bounded_shield
-from protocols.errors import DeadlineExceeded, InvariantError, PortFailed, SnapshotLost
+from protocols.errors import DeadlineExceeded, InvariantError, SnapshotLost
 from protocols.ledger import CheckpointBegun, Checkpointed
 from protocols.messages import WeightVersion
 from protocols.training import CheckpointRequest
-
-T = TypeVar("T")
 
 
 async def save_if_due(ctx: RunContext, writing: TaskGroup) -> None:
@@ -89,15 +85,17 @@ async def _save_or_put_off(ctx: RunContext, folder: Path, version: WeightVersion
 async def _save(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
     began, began_at_s = anyio.current_time(), ctx.seconds
     admitted = ctx.table.settlements.cuts[version].admitted
-    aside = await _on_disk(ctx, lambda: checkpoints.aside(folder, version))
+    aside = await on_checkpoints(ctx, lambda: checkpoints.aside(folder, version))
     try:
         written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
     except SnapshotLost:
-        await _on_disk(ctx, lambda: checkpoints.remove(aside))  # noqa: ASYNC120 - shielded by the caller
+        await on_checkpoints(ctx, lambda: checkpoints.remove(aside))  # noqa: ASYNC120 - shielded by the caller
         raise
     if written != version:
         raise InvariantError(f"the trainer saved v{written} where v{version} is trained")
-    path = await _on_disk(ctx, lambda: checkpoints.seal(aside, run_id=ctx.run_id, version=version, admitted=admitted))
+    path = await on_checkpoints(
+        ctx, lambda: checkpoints.seal(aside, run_id=ctx.run_id, version=version, admitted=admitted)
+    )
     ctx.saved, ctx.checkpoint = version, str(path)
     await _keep(ctx, folder, version, began_at_s)
     ctx.log.info("checkpoint.saved", step=version, path=str(path), seconds=anyio.current_time() - began)
@@ -105,19 +103,13 @@ async def _save(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
 
 async def _keep(ctx: RunContext, folder: Path, version: WeightVersion, began_at_s: float) -> None:
     """Record that the checkpoint is complete, then remove those that are not kept, then sum the record up."""
-    there = await _on_disk(ctx, lambda: checkpoints.complete(folder))
-    kept = tuple(there)[-ctx.cfg.checkpoint.keep :]
-    await ctx.record(Checkpointed(version=version, kept=kept, began_at_s=began_at_s, at_s=ctx.seconds))
-    for old in [path for number, path in there.items() if number not in kept]:
-        await _on_disk(ctx, lambda old=old: checkpoints.remove(old))
+    there = await on_checkpoints(ctx, lambda: checkpoints.complete(folder))
+    known = ctx.table.checkpoints.whole
+    kept = keep_with(ctx, version, there)
+    at_s = ctx.seconds
+    await ctx.record(Checkpointed(version=version, kept=kept.last, held=kept.held, began_at_s=began_at_s, at_s=at_s))
+    await remove(ctx, [there[old] for old in known if old in there and old not in {*kept.last, *kept.held}])
     if 0 < ctx.cfg.checkpoint.compact_events <= ctx.recorded:
         before = ctx.recorded
         await ctx.compact_record()
         ctx.log.info("record.compacted", events=before, into=ctx.recorded)
-
-
-async def _on_disk(ctx: RunContext, work: Callable[[], T]) -> T:
-    try:
-        return await on_disk("writing a checkpoint", ctx.cfg.deadlines.checkpoint, work)
-    except OSError as exc:
-        raise PortFailed(f"a checkpoint could not be written: {exc}") from exc

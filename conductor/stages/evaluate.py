@@ -23,6 +23,7 @@ from conductor.core.evaluation import (
     evaluation_seed,
 )
 from conductor.grading import grades_of
+from conductor.keeping import release_held
 from conductor.observe.metrics import evaluation_metrics
 from conductor.patience import release
 from conductor.ports import EvaluationPorts
@@ -81,7 +82,7 @@ async def draw_prompts(ctx: RunContext) -> None:
             break
         prompts.append(prompt)
     if not prompts:
-        raise UserError("evaluation.prompts gives no prompt that can be read")
+        raise UserError("evaluation.prompts gives no prompt that can be read; the log names what is wrong with each")
     ctx.evaluation_prompts = tuple(prompts)
 
 
@@ -128,6 +129,7 @@ async def _evaluate(ctx: RunContext, version: WeightVersion) -> None:
     ctx.evaluation = None
     if (superseded := ctx.publication.unpin()) is not None:
         await release(ctx, superseded.payload.owner)
+    await release_held(ctx)
 
 
 async def _conclude(ctx: RunContext, evaluation: Evaluation) -> None:

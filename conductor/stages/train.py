@@ -129,17 +129,19 @@ async def _step(ctx: RunContext, batch: BatchLease) -> StepReport:
 
 
 async def _give_back(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], failure: PayloadLost) -> None:
-    """Take a claim back whose step lost the payload of a group: that one is generated anew, the others are ready.
+    """Take a claim back whose step lost payloads of groups: these are generated anew, the others are ready.
 
     Raises:
-        InvariantError: It is the payload of no group of the batch.
+        InvariantError: They are payloads of no group of the batch.
     """
-    lost = [lease for lease, row in zip(leases, batch.groups, strict=True) if row.payload.owner == failure.owner]
+    owners = {failure.owner, *failure.others}
+    rows = zip(leases, batch.groups, strict=True)
+    lost = {row.payload.owner: lease for lease, row in rows if row.payload.owner in owners}
     if not lost:
         raise InvariantError(f"{batch.dispatch_id} has no group whose payload is lost: {failure}")
     await ctx.record(Unclaimed(dispatch_id=batch.dispatch_id))
-    for lease in lost:
-        await retry(ctx, lease, failure)
+    for owner, lease in lost.items():
+        await retry(ctx, lease, PayloadLost(owner=owner, cause=failure.cause))
 
 
 async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], report: StepReport) -> bool:

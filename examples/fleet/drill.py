@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from conductor.control.client import ask
+from conductor.control.messages import Request
 from conductor.core.status import RunStatus
 
 JOB = Path(__file__).with_name("job.toml")
@@ -67,7 +68,7 @@ class Drill:
         self.until(lambda status: status.incidents > before)
 
     def _look(self) -> RunStatus | None:
-        reply = ask(self.run_dir, "status", patience_s=30.0)
+        reply = ask(self.run_dir, Request(command="status"), patience_s=30.0)
         status = None if reply is None else reply.status
         for worker in () if status is None else status.workers:
             if worker.pid is None or not worker.running:

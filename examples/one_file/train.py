@@ -50,5 +50,5 @@ async def train(steps: int = 60) -> RunResult:
 
 
 if __name__ == "__main__":
-    result = anyio.run(train, *map(int, sys.argv[1:]))
+    result = anyio.run(train, int(sys.argv[1]) if len(sys.argv) > 1 else 60)
     print(f"reward {result.reward_first:.2f} -> {result.reward_last:.2f} in {result.steps} steps; {result.accounts}")

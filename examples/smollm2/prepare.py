@@ -78,7 +78,7 @@ def convert(gguf: Path, folder: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     # save_pretrained refuses a model that came from a GGUF file: its weights move into a fresh one
     config = loaded.config
-    del config.quantization_config  # it describes the GGUF file
+    delattr(config, "quantization_config")  # it describes the GGUF file
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder)

@@ -66,7 +66,7 @@ async def _torch() -> AsyncGenerator[EnginePort]:
 
 
 @asynccontextmanager
-async def _over_http(kind: str, *, servers: int = 1) -> AsyncGenerator[EnginePort]:
+async def _over_http(kind: str, *, servers: int = 1, weights: str = "file") -> AsyncGenerator[EnginePort]:
     """Our own servers and our own client of one interface; before several a real router."""
     pytest.importorskip("h11")
     pytest.importorskip("httpx2")
@@ -78,10 +78,13 @@ async def _over_http(kind: str, *, servers: int = 1) -> AsyncGenerator[EnginePor
         router = await stack.enter_async_context(open_router(kind, urls)) if servers > 1 else None
         adapter = resolve("engine", kind)
         host = Host(site=site(), payloads=await _published(GPT2))
-        yield await stack.enter_async_context(adapter.open(adapter.Config(urls=urls, router=router), host))
+        yield await stack.enter_async_context(
+            adapter.open(adapter.Config(urls=urls, router=router, weights=weights), host)
+        )
 
 
 _vllm = partial(_over_http, "vllm")
+_sent_vllm = partial(_over_http, "vllm", weights="gloo")
 _sglang = partial(_over_http, "sglang")
 _routed_vllm = partial(_over_http, "vllm", servers=2)
 _routed_sglang = partial(_over_http, "sglang", servers=2)
@@ -132,6 +135,7 @@ async def _simulated() -> AsyncGenerator[EnginePort]:
         pytest.param(wired(EnginePort, _torch), id="torch-wired", marks=pytest.mark.real_time),
         pytest.param(_vllm, id="vllm", marks=pytest.mark.real_time),
         pytest.param(wired(EnginePort, _vllm), id="vllm-wired", marks=pytest.mark.real_time),
+        pytest.param(_sent_vllm, id="vllm-broadcast", marks=pytest.mark.real_time),
         pytest.param(_sglang, id="sglang", marks=pytest.mark.real_time),
         pytest.param(wired(EnginePort, _sglang), id="sglang-wired", marks=pytest.mark.real_time),
         pytest.param("vllm_url", id="vllm-server", marks=real),

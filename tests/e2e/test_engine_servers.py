@@ -51,13 +51,18 @@ async def test_the_example_learns_as_much_through_a_server(tmp_path: Path, proto
     assert_learned_as_much(served, plain, least=0.5)
 
 
-@pytest.mark.parametrize("crash", ["generate#60", "load_weights#3", "resume#3"])
-async def test_a_server_that_dies_is_started_again_with_the_current_weights(tmp_path: Path, crash: str) -> None:
+@pytest.mark.parametrize(
+    ("crash", "weights"),
+    [("generate#60", "file"), ("load_weights#3", "gloo"), ("resume#3", "file")],
+)
+async def test_a_server_that_dies_is_started_again_with_the_current_weights(
+    tmp_path: Path, crash: str, weights: str
+) -> None:
     """I03: the engine was gone and the run hung; here it goes on, and the books balance."""
     command = [*PROGRAM, "--protocol", "vllm", "--port", "{port}", "--faults", f"crash@Engine.{crash}"]
-    job = job_over(tmp_path, engine=f'kind = "vllm"\ncommand = {command!r}')
+    job = job_over(tmp_path, engine=f'kind = "vllm"\ncommand = {command!r}\nweights = "{weights}"')
     short = ["steps=4", "batch_groups=4", "group_size=4", "max_age=0"]
     result = await run(job, tmp_path / "run", *short)
     assert result.steps == 4
     assert max(record.metrics["age/max"] for record in result.metrics) == 0
-    assert not any((tmp_path / "run" / "weights").iterdir())
+    assert not list((tmp_path / "run").glob("weights/*"))

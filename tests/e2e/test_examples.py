@@ -38,15 +38,32 @@ async def test_a_reward_in_one_file_is_learned() -> None:
     assert result.run_dir is None
 
 
+def program(path: str, *arguments: str, seconds: float) -> str:
+    """Run an example as its README says; returns what it printed."""
+    command = [sys.executable, str(EXAMPLES / path), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)  # noqa: S603 - our own script
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def test_a_killed_run_goes_on_and_its_books_balance(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = [sys.executable, str(EXAMPLES / "resume" / "kill.py"), str(run_dir)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=170, check=False)  # noqa: S603 - our own script
-    assert done.returncode == 0, done.stderr
-    assert "killed; its record and its checkpoints are there: " in done.stdout
+    printed = program("resume/kill.py", str(run_dir), seconds=170)
+    assert "killed; its record and its checkpoints are there: " in printed
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 9))
+
+
+@pytest.mark.timeout(500)
+def test_a_fleet_learns_while_an_engine_and_a_rank_of_it_are_killed(tmp_path: Path) -> None:
+    """Issue E: it was written, and asked the run in a way that the run had ceased to be asked; nothing ran it."""
+    drilled = json.loads(program("fleet/drill.py", str(tmp_path / "run"), seconds=480).splitlines()[-1])
+    assert drilled["right"], drilled
+    assert drilled["reward_first"] < 0.2
+    assert drilled["reward_last"] > 0.9
+    assert drilled["replaced"] == [one["workers"][0] for one in drilled["incidents"]] == ["rollout/1", "policy/0"]
+    assert (drilled["steps"], drilled["balanced"], drilled["left"]) == (120, True, [])
 
 
 async def test_a_sweep_has_a_row_for_each_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def asks(prefix: str, *, samples: int = 4, tokens: int = 60) -> GenerateRequest:
 
 
 async def running(routed: Routed) -> list[int]:
-    return [await server.running() for server in routed.servers]
+    return [(await server.load()).requests for server in routed.servers]
 
 
 async def test_an_abort_reaches_every_server_behind_a_router(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import anyio
 import msgspec
 import pytest
 
+from backends.engines._broadcast import Meeting
 from backends.engines._http import engine as http_engine
 from backends.engines._http.connection import Connection, new_client
 from backends.engines._http.vllm import VllmDialect
@@ -90,11 +91,11 @@ async def test_two_hundred_requests_aborted_by_prefix_leave_none(url: str, monke
         async with anyio.create_task_group() as tasks:
             for lease in range(50):
                 tasks.start_soon(generate, engine, lease)
-            while await counting.running() < 200:  # noqa: ASYNC110 - a server tells nobody when it has
+            while (await counting.load()).requests < 200:  # noqa: ASYNC110 - a server tells nobody when it has
                 await anyio.sleep(0.1)
             assert len(await engine.abort("p.1/")) == 200
             assert await engine.live_requests() == frozenset()
-            assert await counting.running() == 0
+            assert (await counting.load()).requests == 0
     assert [type(error) for error in errors] == [Aborted] * 50
 
 
@@ -119,6 +120,25 @@ async def test_a_tied_head_that_a_reload_leaves_behind_is_found(url: str) -> Non
     async with attached(url, trained, reload="reload_weights") as (engine, _):
         with pytest.raises(Transient, match="accepted version 1 and does not hold it"):
             await engine.load_weights(await trained.manifest(1, change=0.05))
+
+
+async def test_weights_are_sent_by_gloo_and_one_broadcast_that_breaks_costs_only_itself(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue G: the sender leaves after the first bucket; the server serves nothing, until the next update is held."""
+    trained = Trained()
+    async with attached(url, trained, weights="gloo") as (engine, _):
+        await engine.load_weights(await trained.manifest(0))
+        newer = await trained.manifest(1, change=0.02)
+        with monkeypatch.context() as broken:
+            whole, asked = Meeting.send, iter([False, True])
+            broken.setattr(Meeting, "send", lambda meeting, device, _: whole(meeting, device, lambda: next(asked)))
+            with pytest.raises(Transient):
+                await engine.load_weights(newer)
+        assert (await engine.status()).version is None
+        await engine.load_weights(newer)
+        found = await engine.generate(asks("p.1/L98/0/"))
+        assert max(trained.distance(one) for one in found.completions) < CLOSE
 
 
 async def test_adapters_are_swapped_beside_the_model() -> None:

@@ -80,7 +80,7 @@ async def test_the_demo_task_is_learned_as_well_through_a_server(tmp_path: Path)
 
 
 async def generating(server: VllmDialect) -> bool:
-    return await server.running() > 0
+    return (await server.load()).requests > 0
 
 
 async def loading(server: VllmDialect) -> bool:

@@ -73,5 +73,15 @@ def test_a_worker_that_memory_ran_out_for_says_so() -> None:
     assert lost.cause == why
 
 
+def test_a_worker_that_was_killed_is_told_of_without_advice() -> None:
+    """It is a line of the log and of ``conductor inspect``; Ray follows it with six lines of what might have been."""
+    why = "Worker unexpectedly exits with a connection error code 2. End of file."
+    lost = translated(
+        "policy/0", rx.RayActorError(error_msg=f"{why} Some common causes include: (1) the process was killed")
+    )
+    assert isinstance(lost, WorkerLost)
+    assert lost.cause == why
+
+
 def test_the_table_names_classes_of_ray_alone() -> None:
     assert all(kind.__module__ == rx.__name__ for kind in MEANING)

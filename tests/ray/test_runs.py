@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("ray")
 
 from benchmarks._ray_cluster import RayCluster
+from conductor.fleet.planned import read_plan
 from conductor.inspection import inspect, read_record
 from conductor.loading import read_job
 from tests.support.leftovers import marked, names_in
@@ -44,6 +45,23 @@ async def test_a_run_on_ray_learns_the_same_to_the_last_bit(tmp_path: Path, ray_
         result, events = await finish(tmp_path / name, *overrides)
         found[name] = samples(events), learned(result), result.accounts
     assert found["ray"] == found["inproc"]
+
+
+async def test_ranks_on_two_nodes_that_hold_a_part_each_train_what_one_process_trains(
+    tmp_path: Path, ray_cluster: RayCluster
+) -> None:
+    """FSDP2 over actors: the same samples and rewards, and losses to 1e-5: sums over ranks are rounded otherwise."""
+    common = ["steps=3", "train.eps=1e-3"]  # a smaller one makes a step of noise where gradients are 0
+    sharded = ["train.sharding=full_shard", "fleet.roles.policy.instances=2", "fleet.roles.policy.placement=spread"]
+    on_ray = ["backend.kind=ray", f"backend.address={ray_cluster.address}"]
+    alone, its_events = await finish(tmp_path / "alone", *common)
+    result, events = await finish(tmp_path / "sharded", *common, *on_ray, *sharded)
+    plan = read_plan(tmp_path / "sharded" / "run" / "plan.json")
+    assert len({vertex.node for vertex in plan.vertices if vertex.name.startswith("policy/")}) == 2
+    assert samples(events) == samples(its_events)
+    for name in ("loss", "grad_norm", "kl/behaviour"):
+        here, there = ([record.metrics[name] for record in one.metrics] for one in (result, alone))
+        assert here == pytest.approx(there, abs=1e-5), name
 
 
 def _run(run_dir: Path, place: Path) -> list[str]:

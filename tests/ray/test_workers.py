@@ -1,13 +1,16 @@
 """Workers in actors: what ends them, what they find, and that nothing of them is left."""
 
+import json
 import os
 import signal
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
+from anyio.streams.text import TextReceiveStream
 
 pytest.importorskip("ray")
 
@@ -27,6 +30,7 @@ from tests.support.probe import KIND, asking, told
 pytestmark = [pytest.mark.cluster, pytest.mark.real_time, pytest.mark.timeout(240)]
 
 PROBE = WorkerId("reward/0")
+ROOT = Path(__file__).parents[2]
 
 
 def spec(run_dir: Path | None = None, **environment: str) -> WorkloadSpec:
@@ -61,7 +65,7 @@ async def test_a_kill_from_outside_is_told_at_once_and_what_it_started_ends(ray_
         assert (await made.launcher.poll())[PROBE].pid == pid
 
         async def call() -> None:
-            with pytest.raises(WorkerLost, match=PROBE):
+            with pytest.raises(WorkerLost, match="process has died"):
                 await ask(made, "wait")
 
         with Watched([pid, *strays]) as watched, anyio.fail_after(60):
@@ -124,6 +128,27 @@ async def test_a_node_that_is_gone_loses_its_workers_and_its_places_move(ray_clu
         with pytest.raises(Infeasible) as refused:
             await made.placement.reserve(ReserveRequest(reservation_id="big", resources=Resources(cpus=3)))
         assert (refused.value.asked, refused.value.available) == (3, 2)
+
+
+async def test_notice_that_a_node_goes_is_passed_on_and_nothing_is_placed_there(ray_cluster: RayCluster) -> None:
+    """Ray starts nothing more on such a node and tells nobody: workers there were lost with it, unwarned."""
+    node = ray_cluster.add_node(num_cpus=5)
+    async with opened(ray_cluster) as made:
+        (name,) = [one.name for one in (await made.placement.inventory()).nodes if one.total.cpus == 5]
+        await made.placement.reserve(ReserveRequest(reservation_id=PROBE, resources=Resources(cpus=1), node=name))
+        await made.launcher.launch(spec())
+        assert not (await made.launcher.poll())[PROBE].leaving
+        pid = await ask(made, "pid")
+        ray_cluster.drain_node(node, within_s=600)
+        with anyio.fail_after(60):
+            while not (await made.launcher.poll())[PROBE].leaving:  # noqa: ASYNC110 - as those do who look after it
+                await anyio.sleep(0.05)
+        assert await ask(made, "pid") == pid, "it goes on until somebody ends it"
+        await made.launcher.kill(PROBE)
+        await made.launcher.launch(spec())
+        assert not (await made.launcher.poll())[PROBE].leaving
+        assert name not in [one.name for one in (await made.placement.inventory()).nodes]
+    ray_cluster.kill_node(node)
 
 
 async def test_an_object_ends_with_the_process_that_put_it_and_the_store_says_so(ray_cluster: RayCluster) -> None:
@@ -196,6 +221,28 @@ async def test_only_what_changed_is_put_again(ray_cluster: RayCluster) -> None:
         got = await store.get(second)
         assert all(torch.equal(got[name], one) for name, one in changed.items())
         assert got["frozen"].data_ptr() == before.data_ptr(), "it is the object that it was"
+
+
+async def test_what_a_killed_controller_left_on_a_cluster_that_goes_on_is_gone_with_the_next(
+    ray_cluster: RayCluster,
+) -> None:
+    """``kill -9``: Ray ends the worker and gives its CPU back; what it had started held the node for ever."""
+    node = ray_cluster.add_node(num_cpus=1)
+    command = [sys.executable, "-m", "tests.support.doomed_ray", ray_cluster.address, str(node.node_id)[:12]]
+    async with await anyio.open_process(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=None) as doomed:
+        assert doomed.stdout is not None
+        with anyio.fail_after(120):
+            pids = json.loads(await TextReceiveStream(doomed.stdout).receive())
+        with Watched(pids["worker"]) as ours, Watched(pids["strays"]) as strays:
+            doomed.kill()
+            assert ours.left(30.0) == set()
+            assert strays.left(0.0), "Ray does not know of one that left the worker's session"
+            async with opened(ray_cluster) as made:
+                assert strays.left(0.0) == set()
+                (there,) = [one for one in (await made.placement.inventory()).nodes if one.total.cpus == 1]
+                assert there.free == there.total
+                assert await made.payloads.owners() == frozenset()
+    ray_cluster.remove_node(node)
 
 
 async def test_where_nobody_answers_is_told_at_once() -> None:

@@ -36,6 +36,7 @@ from protocols.rollouts import RolloutLease
 from tests.support.lives import Lives, holds
 from tests.support.runs import run_config
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads
+from tests.support.texts import exactly
 
 Build = Callable[[], ScriptedWorkloads]
 
@@ -269,7 +270,9 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     lives = Lives(cfg=TROUBLED, build=build_troubled, folder=tmp_path)
     run_virtual(lambda: lives.live(holds(30)))
     lives.build = lambda: scripted_workloads(ScriptedPrompts(12, epochs=4))
-    with pytest.raises(ConfigError, match="prompts: the data, or their order, are not what the run began with"):
+    why = "the data, or their order, are not what the run began with"
+    text = f"  prompts: {why}; put the old data back, or begin a new run in another folder"
+    with pytest.raises(ConfigError, match=exactly(f"the job has 1 problem:\n{text}")):
         run_virtual(lives.live)
 
 
@@ -294,7 +297,13 @@ def test_a_run_whose_checkpoints_are_gone_says_so(tmp_path: Path) -> None:
     run_virtual(lambda: lives.live(holds(118)))
     assert lives._run_dir is not None
     shutil.rmtree(lives._run_dir / "checkpoints")
-    with pytest.raises(UserError, match=r"cannot go on without its checkpoints: step-\d"):
+    with pytest.raises(
+        UserError,
+        match=exactly(
+            "the run in ... cannot go on without its checkpoints: step-...; put them back, or begin "
+            "a new run in another folder"
+        ),
+    ):
         run_virtual(lives.live)
 
 

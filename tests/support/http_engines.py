@@ -72,7 +72,7 @@ def dialect_of(kind: str, connection: Connection) -> Dialect:
 
 @asynccontextmanager
 async def open_attached(
-    kind: str, url: str, published: Published, speak: type[Dialect] | None = None
+    kind: str, url: str, published: Published, speak: type[Dialect] | None = None, **options: Any
 ) -> AsyncGenerator[HttpEngine]:
     """Open the engine over a server."""
     host = Host(site=published.site, payloads=published.payloads)
@@ -80,7 +80,7 @@ async def open_attached(
     def dialect(connection: Connection) -> Dialect:
         return dialect_of(kind, connection) if speak is None else speak(connection)  # pyright: ignore[reportCallIssue]
 
-    async with open_server_engine(ServerOptions(urls=(url,)), host, dialect) as engine:
+    async with open_server_engine(ServerOptions(urls=(url,), **options), host, dialect) as engine:
         yield engine
 
 

@@ -1,5 +1,6 @@
 """A workload that looks at its process and does to it what a test asks for."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -61,6 +62,10 @@ class ProbeGrader:
     async def _pid(self, _: str) -> str:
         await checkpoint()
         return str(os.getpid())
+
+    async def _collects(self, _: str) -> str:
+        await checkpoint()
+        return f"{gc.isenabled()} {gc.get_freeze_count() > 0}"
 
     async def _at_import(self, _: str) -> str:
         await checkpoint()

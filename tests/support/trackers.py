@@ -2,7 +2,6 @@
 
 import json
 import struct
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from protocols.tracking import StepRecord, TrackerPort
 from protocols.wire import over_codec
 
 Read = Callable[[Path], list[StepRecord]]
-
-_WRITTEN_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,27 +65,18 @@ def read_events(folder: Path) -> list[StepRecord]:
 
 def read_offline_run(folder: Path) -> list[StepRecord]:
     """The rows of the library's offline files, in its own messages."""
+    records: Any = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     told: list[StepRecord] = []
     files = folder.glob("wandb/offline-run-*/run-*.wandb")  # their names tell the second, and chance
     for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):
-        for entry in _whole_run(file):
+        entries = [records.Record.FromString(data) for data in _log_records(file.read_bytes())]
+        assert entries[-1].WhichOneof("record_type") == "exit", f"{file} has no end"
+        for entry in entries:
             if entry.WhichOneof("record_type") == "history":
                 items = {item.key or "/".join(item.nested_key): item.value_json for item in entry.history.item}
                 metrics = {name: float(json.loads(value)) for name, value in items.items() if name[0] != "_"}
                 told.append(StepRecord(step=int(items["_step"]), metrics=metrics))
     return told
-
-
-def _whole_run(file: Path) -> list[Any]:
-    """All messages of a run: its process may still write the last ones when the library says that it has finished."""
-    records: Any = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    until = time.monotonic() + _WRITTEN_S
-    while True:
-        entries = [records.Record.FromString(data) for data in _log_records(file.read_bytes())]
-        if entries and entries[-1].WhichOneof("record_type") == "exit":
-            return entries
-        assert time.monotonic() < until, f"{file} has no end"
-        time.sleep(0.05)
 
 
 def _log_records(data: bytes) -> Iterator[bytes]:
@@ -99,8 +87,6 @@ def _log_records(data: bytes) -> Iterator[bytes]:
             at += 32768 - at % 32768
             continue
         _crc, size, kind = struct.unpack_from("<IHB", data, at)
-        if at + 7 + size > len(data):
-            return  # it is being written
         part += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in {1, 4}:  # whole, or its last part

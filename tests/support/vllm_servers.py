@@ -21,7 +21,8 @@ from backends.engines._http.engine import HttpEngine
 from backends.engines._http.opening import ServerOptions
 from backends.engines._http.server import open_server_engine
 from backends.engines._http.vllm import VllmDialect
-from backends.models.loading import load_module, load_tokenizer, named_weights
+from backends.models.loading import load_module, named_weights
+from backends.models.opening import load_tokenizer
 from backends.sim.payloads import ScriptedPayloads
 from backends.trainers.torch.probe import probe_of
 from protocols.adapters import Host
@@ -152,7 +153,7 @@ class Overheard(VllmDialect):
 
 @asynccontextmanager
 async def attached(
-    url: str, trained: Trained, *, reload: str = "conductor_reload"
+    url: str, trained: Trained, *, reload: str = "conductor_reload", **options: Any
 ) -> AsyncGenerator[tuple[HttpEngine, Overheard]]:
     """Open the engine over a server; gives what it speaks with as well."""
     speaks: list[Overheard] = []
@@ -162,7 +163,7 @@ async def attached(
         return speaks[-1]
 
     host = Host(site=trained.site, payloads=trained.payloads)
-    async with open_server_engine(ServerOptions(urls=(url,)), host, speak) as engine:
+    async with open_server_engine(ServerOptions(urls=(url,), **options), host, speak) as engine:
         yield engine, speaks[-1]
 
 

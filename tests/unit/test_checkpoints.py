@@ -10,6 +10,7 @@ from conductor import checkpoints
 from conductor.checkpoints import MARKER, Marker
 from protocols.errors import UserError
 from protocols.messages import WeightVersion
+from tests.support.texts import exactly
 
 V3, V10 = WeightVersion(3), WeightVersion(10)
 
@@ -59,6 +60,9 @@ def test_a_checkpoint_that_is_removed_loses_its_marker_first(tmp_path: Path) -> 
     assert checkpoints.complete(tmp_path) == {}
 
 
+MEND = "restore it, or remove the folder of the checkpoint to go on from the one before it"
+
+
 @pytest.mark.parametrize("name", ["model.bin", "part/optimizer.bin"])
 def test_every_flipped_byte_of_a_file_is_found_and_the_file_named(tmp_path: Path, name: str) -> None:
     """Issue C: one flipped byte in a checkpoint is found and named."""
@@ -66,10 +70,12 @@ def test_every_flipped_byte_of_a_file_is_found_and_the_file_named(tmp_path: Path
     whole = path.read_bytes()
     for index in range(len(whole)):
         path.write_bytes(flipped(whole, index))
-        with pytest.raises(UserError, match=f"{name} is damaged"):
+        with pytest.raises(
+            UserError, match=exactly(f"{path} is damaged: it has 7 bytes with ..., not 7 with ...; {MEND}")
+        ):
             checkpoints.verify(tmp_path / "step-3")
     path.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match=f"{name} is damaged"):
+    with pytest.raises(UserError, match=exactly(f"{path} is damaged: it has 6 bytes with ..., not 7 with ...; {MEND}")):
         checkpoints.verify(tmp_path / "step-3")
 
 
@@ -90,7 +96,7 @@ def test_every_flipped_byte_of_the_marker_is_found_or_means_the_same(tmp_path: P
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (write(tmp_path) / "model.bin").unlink()
-    with pytest.raises(UserError, match=r"model\.bin"):
+    with pytest.raises(UserError, match=exactly(f"{tmp_path}/step-3 is damaged: ...model.bin'; {MEND}")):
         checkpoints.verify(tmp_path / "step-3")
 
 

@@ -19,6 +19,7 @@ class Call:
         heard: Ids for which the server has answered, if only to refuse them.
         ended: Set when it has an outcome.
         prefix: Of the abort that hit it.
+        held: Around each sample's wait for its turn to be sent.
         generation: Its result.
         failure: Or what came instead.
     """
@@ -30,8 +31,14 @@ class Call:
         self.heard: set[str] = set()
         self.ended = anyio.Event()
         self.prefix: str | None = None
+        self.held: dict[anyio.CancelScope, None] = {}
         self.generation: Generation | None = None
         self.failure: ConductorError | None = None
+
+    def withdraw(self) -> None:
+        """Do not send what was not sent yet."""
+        for scope in self.held:
+            scope.cancel()
 
     @property
     def answered(self) -> bool:

@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from backends.engines._http.cargo import Cargo
+from backends.engines._http.window import Load
 from protocols.inference import GenerateRequest, SampleRequest
 
 
@@ -65,8 +67,8 @@ class Dialect(Protocol):
         """Return the label of its weights, and whether it is paused."""
         ...
 
-    async def running(self) -> int:
-        """Return how many requests run or wait on it, whoever sent them."""
+    async def load(self) -> Load:
+        """Return what it works on."""
         ...
 
     def refusal(self, request: GenerateRequest) -> str | None:
@@ -98,11 +100,11 @@ class Dialect(Protocol):
         """Let it go on."""
         ...
 
-    async def publish(self, folder: str, label: str, loading: str) -> None:
-        """Let a paused server load the weights in a folder.
+    async def publish(self, cargo: Cargo, label: str, loading: str) -> None:
+        """Let a paused server load weights.
 
         Args:
-            folder: Holds safetensors files, at a path that the server sees too.
+            cargo: Safetensors files in a folder, at a path that the server sees too; or what is sent to it.
             label: What they are called from then on.
             loading: What they are called while nobody knows which they are.
         """

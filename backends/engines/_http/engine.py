@@ -7,16 +7,16 @@ from functools import partial
 from http import HTTPStatus
 
 import anyio
-import anyio.to_thread
 import msgspec
 import structlog
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from backends.engines._http.calls import Call, Calls, ids_of
+from backends.engines._http.cargo import Shipping
 from backends.engines._http.connection import ServerRefused, refusals_as_transient
 from backends.engines._http.dialect import Answered, Dialect
-from backends.engines._http.files import WeightFiles
+from backends.engines._http.sending import Sending
 from backends.engines._http.trust import Unvouched
 from backends.engines._http.weights import ServerWeights
 from protocols.aio import open_tasks, owned
@@ -64,22 +64,41 @@ class HttpEngine:
         weights: What it serves.
         name: In errors.
         context: Most tokens of prompt and completion.
+        in_flight: The most requests that the server is given at once.
         tasks: Own the requests, which outlive who waits for them until the server has ended them.
     """
 
-    def __init__(self, dialect: Dialect, weights: ServerWeights, *, name: str, context: int, tasks: TaskGroup) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        weights: ServerWeights,
+        *,
+        name: str,
+        context: int,
+        in_flight: int,
+        tasks: TaskGroup,
+    ) -> None:
         self._dialect = dialect
         self._weights = weights
         self._name = name
         self._context = context
         self._tasks = tasks
         self._calls = Calls()
+        self._sending = Sending(dialect, in_flight, lambda: weights.label is not None and not weights.paused)
+        tasks.start_soon(owned, "load", self._sending.watch, name=f"load of {name}")
 
     async def status(self) -> EngineStatus:
         """Ask the server; labels that this engine did not give it, or did not see held, are no version."""
         await checkpoint()
         state, version = await self._weights.state()
-        return EngineStatus(version=version, live=len(self._calls.live), context=self._context, paused=state.paused)
+        return EngineStatus(
+            version=version,
+            live=len(self._calls.live),
+            context=self._context,
+            paused=state.paused,
+            held=self._sending.held,
+            allowed=self._sending.allowed,
+        )
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Send each sample as a request of its own; they share what the server computes of their prompt."""
@@ -126,7 +145,7 @@ class HttpEngine:
         """Let the server stand still, and keep what runs."""
         with refusals_as_transient(f"{self._name} does not pause"):
             await self._dialect.pause()
-        self._weights.paused = True
+        self._weights.stands()
 
     async def resume(self) -> None:
         """Let the server go on, and see whether it holds what was loaded meanwhile; what nobody waits for ends first.
@@ -173,7 +192,9 @@ class HttpEngine:
             sample = request.samples[index]
             undo = partial(self._dialect.abort, [sample.request_id])
             try:
-                answers[sample.request_id] = await self._dialect.generate(sample, request, salt, undo)
+                async with self._sending.turn(call) as sent:
+                    if sent:
+                        answers[sample.request_id] = await self._dialect.generate(sample, request, salt, undo)
                 call.heard.add(sample.request_id)
             except ServerRefused as exc:
                 call.failure = call.failure or self._refused(exc)
@@ -186,6 +207,8 @@ class HttpEngine:
         async with anyio.create_task_group() as tasks:
             for index in range(len(request.samples)):
                 tasks.start_soon(owned, "sample", play, index, name=f"sample {request.samples[index].request_id}")
+        if call.failure is None and len(answers) < len(call.ids):
+            call.failure = self._ended(call)
         if call.failure is None:
             await self._conclude(call, [answers[name] for name in call.ids])
 
@@ -226,6 +249,7 @@ class HttpEngine:
             if late:
                 log.error("engine.abort_unanswered", engine=self._name, requests=len(ids_of(running)))
             for call in running:
+                call.withdraw()
                 if late or call.answered:  # an answer may wait for the verdict on the weights that made it
                     call.scope.cancel()
             with refusals_as_transient(f"{self._name} does not abort"):
@@ -240,8 +264,8 @@ class HttpEngine:
     async def _counted(self) -> bool:
         """Return whether the server itself says that it runs no more than those whose answers are awaited."""
         with refusals_as_transient(f"{self._name} does not say what it runs"):
-            running = await self._dialect.running()
-        if running > self._calls.awaited:
+            load = await self._dialect.load()
+        if load.requests > self._calls.awaited - self._sending.held:
             return False
         self._calls.forget_unheard()
         return True
@@ -273,11 +297,11 @@ def _fitting(request: GenerateRequest, context: int) -> GenerateRequest:
 
 @asynccontextmanager
 async def open_engine(
-    dialect: Dialect, payloads: PayloadPort, files: WeightFiles, *, name: str, tolerance: float
+    dialect: Dialect, payloads: PayloadPort, shipping: Shipping, *, name: str, tolerance: float, in_flight: int
 ) -> AsyncGenerator[HttpEngine]:
     """Open the port over a server that runs; what it works on when the block ends is left to its own devices."""
     context = await dialect.context()
-    weights = ServerWeights(dialect, payloads, files, name=name, tolerance=tolerance)
+    weights = ServerWeights(dialect, payloads, shipping, name=name, tolerance=tolerance)
     async with open_tasks() as tasks:
-        yield HttpEngine(dialect, weights, name=name, context=context, tasks=tasks)
+        yield HttpEngine(dialect, weights, name=name, context=context, in_flight=in_flight, tasks=tasks)
         tasks.cancel_scope.cancel()

@@ -1,7 +1,7 @@
 """Which server an engine is, as a job says it."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -22,6 +22,9 @@ class ServerOptions(Message, frozen=True, kw_only=True):
         command: Starts a server for each engine; ``{port}`` stands for the port that it is to listen on.
         start_s: How long a server may take until it answers.
         weights_dir: Folder for published weights, which the servers see under the same path; else the run's own.
+        weights: How published weights reach a server: ``file``, in a folder that both see; or by broadcast from this
+            side, ``gloo`` through memory and ``nccl`` between GPUs.
+        in_flight: The most samples that a server is given at once; fewer while it reports a queue or a full cache.
         probe_tolerance: By how much a server's log-probabilities of fixed tokens may differ from the trainer's after
             a publish, in nats. Servers that compute in half precision need 0.1 and more.
     """
@@ -31,10 +34,14 @@ class ServerOptions(Message, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     start_s: Annotated[float, Meta(gt=0)] = 300.0
     weights_dir: str | None = None
+    weights: Literal["file", "gloo", "nccl"] = "file"
+    in_flight: Annotated[int, Meta(ge=1)] = 1024
     probe_tolerance: Annotated[float, Meta(gt=0)] = 1e-3
 
 
-def check_options(cfg: ServerOptions, site: Site, *, kind: str, takes_adapters: bool) -> Sequence[Problem]:
+def check_options(
+    cfg: ServerOptions, site: Site, *, kind: str, takes_adapters: bool, takes_broadcasts: bool
+) -> Sequence[Problem]:
     """Return what is wrong with the options, without asking a server."""
     problems = find_missing("httpx2", field="engine.kind", kind=kind, extra="http")
     if bool(cfg.urls) == bool(cfg.command):
@@ -51,6 +58,8 @@ def check_options(cfg: ServerOptions, site: Site, *, kind: str, takes_adapters: 
         if not cfg.urls:
             why, mend = "nobody knows which servers are behind it", "name them all in urls"
             problems.append(Problem(field="engine.router", value=repr(cfg.router), why=why, mend=mend))
+    if cfg.weights != "file":
+        problems += _check_broadcast(cfg, site, kind, takes_broadcasts=takes_broadcasts)
     if not takes_adapters and site.model is not None and site.model.options.get("lora") is not None:
         why, mend = (
             f"{kind} is given whole models, not adapters",
@@ -58,6 +67,20 @@ def check_options(cfg: ServerOptions, site: Site, *, kind: str, takes_adapters: 
         )
         problems.append(Problem(field="model.lora", value=None, why=why, mend=mend))
     return problems
+
+
+def _check_broadcast(cfg: ServerOptions, site: Site, kind: str, *, takes_broadcasts: bool) -> Sequence[Problem]:
+    field, value = "engine.weights", repr(cfg.weights)
+    if not takes_broadcasts:
+        why, mend = f"{kind} is given weights in files alone", "weights = 'file', or engine.kind = 'vllm'"
+        return [Problem(field=field, value=value, why=why, mend=mend)]
+    if cfg.weights_dir is not None:
+        why, mend = "weights that are sent lie in no folder", "leave engine.weights_dir out, or weights = 'file'"
+        return [Problem(field=field, value=value, why=why, mend=mend)]
+    if site.model is not None and site.model.options.get("lora") is not None:
+        why, mend = "servers read adapters from files", "weights = 'file'"
+        return [Problem(field=field, value=value, why=why, mend=mend)]
+    return []
 
 
 def _is_address(url: str) -> bool:

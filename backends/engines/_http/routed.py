@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from backends.engines._http.cargo import Cargo
 from backends.engines._http.dialect import Answered, Dialect, Scored, ServerState
 from backends.engines._http.together import together
+from backends.engines._http.window import Load
 from protocols.inference import GenerateRequest, SampleRequest
 
 T = TypeVar("T")
@@ -43,9 +45,11 @@ class RoutedDialect:
         labels = sorted({state.label for state in states})
         return ServerState(" and ".join(labels), all(state.paused for state in states))
 
-    async def running(self) -> int:
-        """Add up what runs on each."""
-        return sum(await self._each("running", lambda one: one.running))
+    async def load(self) -> Load:
+        """Add up what runs and waits on each; of their caches the fullest counts."""
+        found = await self._each("load", lambda one: one.load)
+        running, waiting = sum(one.running for one in found), sum(one.waiting for one in found)
+        return Load(running, waiting, max(one.cache for one in found))
 
     def refusal(self, request: GenerateRequest) -> str | None:
         """Say what each would."""
@@ -69,9 +73,9 @@ class RoutedDialect:
         """Resume all."""
         await self._each("resume", lambda one: one.resume)
 
-    async def publish(self, folder: str, label: str, loading: str) -> None:
-        """Let all load the same folder at once."""
-        await self._each("publish", lambda one: partial(one.publish, folder, label, loading))
+    async def publish(self, cargo: Cargo, label: str, loading: str) -> None:
+        """Let all load the same weights at once."""
+        await self._each("publish", lambda one: partial(one.publish, cargo, label, loading))
 
     async def score(self, token_ids: Sequence[int]) -> Sequence[Scored]:
         """Ask all."""

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import torch
+import torch.distributed
 
 from backends.engines._http.adapters import lora_of
+from backends.engines._http.cargo import ByBroadcast, ByFolder
 from backends.engines._http.connection import Connection, ServerRefused, new_client
 from backends.engines._http.dialect import Dialect
 from backends.engines._http.engine import HttpEngine, open_engine
@@ -38,7 +41,7 @@ async def open_server_engine(
         speak: Makes the dialect over a connection.
 
     Raises:
-        UserError: There is no server for this engine, or no place for weights.
+        UserError: There is no server for this engine, or no place for weights, or no GPU to send them from.
         WorkerLost: A server that is to run already cannot be reached.
         DeadlineExceeded: One that was started does not answer.
         PortFailed: It ended by itself (also later, into the block).
@@ -54,19 +57,33 @@ async def open_server_engine(
         if cfg.router is not None:
             dialect = RoutedDialect(dialect, [await speak_to(server) for server in cfg.urls])
         await (_wait_until_ready(dialect, url, cfg.start_s) if cfg.command else _see(dialect, url))
-        files = await stack.enter_async_context(_weight_files(cfg, host, number))
+        if cfg.weights == "file":
+            shipping = ByFolder(await stack.enter_async_context(_weight_files(cfg, host, number)))
+        else:
+            shipping = ByBroadcast(cfg.weights, _device(cfg, host))
         yield await stack.enter_async_context(
-            open_engine(dialect, host.payloads, files, name=url, tolerance=cfg.probe_tolerance)
+            open_engine(
+                dialect, host.payloads, shipping, name=url, tolerance=cfg.probe_tolerance, in_flight=cfg.in_flight
+            )
         )
+
+
+def _device(cfg: ServerOptions, host: Host) -> torch.device:
+    if cfg.weights == "gloo":
+        return torch.device("cpu")
+    if not host.devices or not torch.distributed.is_nccl_available():
+        raise UserError("engine.weights = 'nccl' needs a GPU where the engine's worker runs; weights = 'gloo' does not")
+    return torch.device("cuda", host.devices[0])
 
 
 def _attached(cfg: ServerOptions, number: int) -> str:
     if cfg.router is not None:
         if number > 0:
-            raise UserError("the servers behind engine.router are one engine: engines = 1")
+            raise UserError("engine.router: the servers behind it are one engine; set engines = 1")
         return cfg.router
     if number >= len(cfg.urls):
-        raise UserError(f"engine.urls names {len(cfg.urls)} servers, and there is an engine number {number + 1}")
+        why = f"it names {len(cfg.urls)} servers, and there is an engine number {number + 1}"
+        raise UserError(f"engine.urls: {why}; name one for each engine, or set engines = {len(cfg.urls)}")
     return cfg.urls[number]
 
 
@@ -111,7 +128,8 @@ async def _weight_files(cfg: ServerOptions, host: Host, number: int) -> AsyncGen
     try:
         files = await anyio.to_thread.run_sync(WeightFiles, root / f"engine-{number}", lora_of(host.site))
     except OSError as exc:
-        raise UserError(f"weights cannot be written to {root}: {exc}") from exc
+        why = f"weights cannot be written to {root}: {exc}"
+        raise UserError(f"{why}; name another folder in engine.weights_dir") from exc
     try:
         yield files
     finally:

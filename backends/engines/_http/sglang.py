@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from backends.engines._http.cargo import Cargo, Folder
 from backends.engines._http.connection import Connection
 from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, Scored, ServerState, seed_of
 from backends.engines._http.together import together
+from backends.engines._http.window import Load
 from protocols.errors import Transient
 from protocols.inference import GenerateRequest, SampleRequest
 
@@ -32,6 +34,7 @@ class _ServerInfo(Struct):
 class _Load(Struct):
     num_running_reqs: int
     num_waiting_reqs: int
+    token_usage: float = 0.0
 
 
 class _Loads(Struct):
@@ -90,10 +93,11 @@ class SglangDialect:
         info = await self._connection.get("/model_info", _ModelInfo)
         return ServerState(info.weight_version, self._paused)
 
-    async def running(self) -> int:
-        """Add up the loads of its ranks."""
-        found = await self._connection.get("/v1/loads", _Loads)
-        return sum(load.num_running_reqs + load.num_waiting_reqs for load in found.loads)
+    async def load(self) -> Load:
+        """Add up the loads of its ranks; of their caches the fullest counts."""
+        loads = (await self._connection.get("/v1/loads", _Loads)).loads
+        running, waiting = sum(one.num_running_reqs for one in loads), sum(one.num_waiting_reqs for one in loads)
+        return Load(running, waiting, max((one.token_usage for one in loads), default=0.0))
 
     def refusal(self, request: GenerateRequest) -> str | None:  # noqa: ARG002 - its log-probabilities are the port's
         """Refuse nothing."""
@@ -144,11 +148,12 @@ class SglangDialect:
         await self._connection.post("/continue_generation", {})
         self._paused = False
 
-    async def publish(self, folder: str, label: str, loading: str) -> None:
+    async def publish(self, cargo: Cargo, label: str, loading: str) -> None:
         """Load from a folder. Should that fail half-way, the label that stands there is nobody's."""
         await self._connection.post("/update_weight_version", {"new_version": loading, "abort_all_requests": False})
+        assert isinstance(cargo, Folder)  # check refuses anything else
         # what was computed before stays under its own extra_key, and a cache in use cannot be flushed
-        update = {"model_path": folder, "weight_version": label, "flush_cache": False}
+        update = {"model_path": str(cargo.path), "weight_version": label, "flush_cache": False}
         await self._connection.post("/update_weights_from_disk", update)
 
     async def score(self, token_ids: Sequence[int]) -> Sequence[Scored]:

@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from msgspec import Struct
 
+from backends.engines._http.cargo import Broadcast, Cargo
 from backends.engines._http.connection import Connection
 from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, Scored, ServerState, seed_of
+from backends.engines._http.window import Load
 from protocols.errors import Transient
 from protocols.inference import GenerateRequest, SampleRequest
 
@@ -18,7 +21,8 @@ _ADAPTER = "conductor"
 """What adapters are called as a model."""
 
 _GENERATE = "/inference/v1/generate"
-_GAUGE = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:{[^}]*})? ([0-9.e+]+)$", re.MULTILINE)
+_RUNNING, _WAITING, _CACHE = "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"
+_GAUGE = re.compile(rf"^vllm:({_RUNNING}|{_WAITING}|{_CACHE})(?:{{[^}}]*}})? ([0-9.e+-]+)$", re.MULTILINE)
 
 
 class _Label(Struct):
@@ -35,6 +39,10 @@ class _Card(Struct):
 
 class _Models(Struct):
     data: list[_Card]
+
+
+class _World(Struct):
+    world_size: int
 
 
 class _Span(Struct):
@@ -100,12 +108,14 @@ class VllmDialect:
         paused = await self._connection.get("/is_paused", _Paused)
         return ServerState(label.weight_version, paused.is_paused)
 
-    async def running(self) -> int:
-        """Add up what the metrics say of all its engines."""
-        found = _GAUGE.findall(await self._connection.get_text("/metrics"))
-        if not found:
+    async def load(self) -> Load:
+        """Add up what the metrics say of all its engines; of their caches the fullest counts."""
+        found: dict[str, list[float]] = {}
+        for gauge, value in _GAUGE.findall(await self._connection.get_text("/metrics")):
+            found.setdefault(gauge, []).append(float(value))
+        if _RUNNING not in found or _WAITING not in found:
             raise Transient(f"{self._connection.name} does not say in its metrics how many requests run")
-        return int(sum(map(float, found)))
+        return Load(int(sum(found[_RUNNING])), int(sum(found[_WAITING])), max(found.get(_CACHE, [0.0])))
 
     def refusal(self, request: GenerateRequest) -> str | None:
         """Say where they are not of the logits over the temperature, before ``top_p`` and ``top_k``."""
@@ -162,15 +172,17 @@ class VllmDialect:
         """Resume."""
         await self._connection.post("/resume", {})
 
-    async def publish(self, folder: str, label: str, loading: str) -> None:
-        """Reload from a folder. The label follows by itself, so another one stands there in between."""
+    async def publish(self, cargo: Cargo, label: str, loading: str) -> None:
+        """Reload. The label does not follow by itself, so another one stands there in between."""
         await self._label(loading)
-        if self._named:
-            adapter = {"lora_name": _ADAPTER, "lora_path": folder, "load_inplace": True}
+        if isinstance(cargo, Broadcast):
+            workers = await self._connection.get("/get_world_size", _World)
+            await cargo.send(self._connection.name, workers.world_size, partial(self._call, "conductor_receive"))
+        elif self._named:
+            adapter = {"lora_name": _ADAPTER, "lora_path": str(cargo.path), "load_inplace": True}
             await self._connection.tell("/v1/load_lora_adapter", adapter)
         else:
-            reload = {"method": self._reload, "kwargs": {"weights_path": folder}}
-            await self._connection.post("/collective_rpc", reload)
+            await self._call(self._reload, {"weights_path": str(cargo.path)})
         await self._label(label)
 
     async def score(self, token_ids: Sequence[int]) -> Sequence[Scored]:
@@ -181,6 +193,9 @@ class VllmDialect:
         told = (reply.prompt_logprobs or [])[1:]
         found = [one[str(token)].logprob for token, one in zip(token_ids[1:], told, strict=True) if one is not None]
         return [Scored(self._connection.name, found)]
+
+    async def _call(self, method: str, kwargs: Any) -> None:
+        await self._connection.post("/collective_rpc", {"method": method, "kwargs": kwargs})
 
     async def _label(self, label: str) -> None:
         await self._connection.post("/update_weight_version", {"new_version": label})

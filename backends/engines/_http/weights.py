@@ -4,12 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import anyio
-import anyio.to_thread
 import structlog
 
+from backends.engines._http.cargo import Shipping
 from backends.engines._http.connection import refusals_as_transient
 from backends.engines._http.dialect import Dialect, ServerState
-from backends.engines._http.files import WeightFiles
 from backends.engines._http.trust import Trust
 from protocols.aio import bounded_shield, deadline
 from protocols.backend import Bulk, PayloadPort
@@ -35,7 +34,7 @@ class ServerWeights:
     Args:
         dialect: The server's interface.
         payloads: Where staged weights lie.
-        files: Where the server reads them.
+        shipping: How they get to the server.
         name: Of the server, in errors.
         tolerance: By how much a log-probability of the probe may differ from the trainer's.
 
@@ -46,18 +45,20 @@ class ServerWeights:
     """
 
     def __init__(
-        self, dialect: Dialect, payloads: PayloadPort, files: WeightFiles, *, name: str, tolerance: float
+        self, dialect: Dialect, payloads: PayloadPort, shipping: Shipping, *, name: str, tolerance: float
     ) -> None:
         self.label: str | None = None
         self.trust = Trust()
         self.paused = False
         self._dialect = dialect
         self._payloads = payloads
-        self._files = files
+        self._shipping = shipping
         self._name = name
         self._tolerance = tolerance
         self._loading = anyio.Lock()
         self._unproved: tuple[str, WeightsManifest] | None = None
+        self._proving = anyio.Lock()
+        self._probing: anyio.CancelScope | None = None
 
     async def state(self) -> tuple[ServerState, WeightVersion | None]:
         """Ask the server; where it serves what nobody loaded, or vouches for, it is stale from now on."""
@@ -93,17 +94,32 @@ class ServerWeights:
                 self.trust.refuse(label)
                 raise
 
+    def stands(self) -> None:
+        """Take note that the server stands still: it answers no probe, and is asked again when it goes on."""
+        self.paused = True
+        if self._probing is not None:
+            self._probing.cancel()
+
     async def prove(self) -> None:
         """See that a server that runs holds what it loaded last: of fixed tokens it makes what the trainer does.
 
         Raises:
             Transient: It holds something else.
         """
-        if self._unproved is None:
+        async with self._proving:
+            await self._prove()
+
+    async def _prove(self) -> None:
+        if self._unproved is None or self.paused:
             return
         label, manifest = self._unproved
         if manifest.probe is not None:
-            server, apart = await self._farthest(manifest.probe)
+            found: tuple[str, float] | None = None
+            with anyio.CancelScope() as self._probing:
+                found = await self._farthest(manifest.probe)
+            if found is None:  # it stands still
+                return
+            server, apart = found
             if apart > self._tolerance:
                 self._unproved = None
                 self.trust.refuse(label)
@@ -116,7 +132,7 @@ class ServerWeights:
         self._unproved = None
         self.trust.accept(label)
         self.label = label
-        await anyio.to_thread.run_sync(self._files.keep, label)
+        await self._shipping.held(label)
 
     async def _fetched(self, manifest: WeightsManifest) -> Mapping[str, object]:
         try:
@@ -133,17 +149,14 @@ class ServerWeights:
         Raises:
             Transient: It did not take them, or was not heard to go on.
         """
-        try:
-            folder = await anyio.to_thread.run_sync(self._files.write, label, weights)
-        except OSError as exc:
-            raise Transient(f"weights cannot be written for {self._name}: {exc}") from exc
+        cargo = await self._shipping.pack(label, weights)
         self.label = None
         try:
             if not self.paused:
                 with refusals_as_transient(f"{self._name} does not pause"):
                     await self._dialect.pause()
             with refusals_as_transient(f"{self._name} did not load its weights"):
-                await self._dialect.publish(str(folder), label, self.trust.loading)
+                await self._dialect.publish(cargo, label, self.trust.loading)
         finally:
             stands = False
             if not self.paused:

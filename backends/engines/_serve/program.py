@@ -17,7 +17,7 @@ from backends.engines._serve.web import Answer, Refused, Request, serve
 from backends.engines.torch import Config
 from backends.engines.torch.engine import open_engine
 from backends.inproc.payloads import InprocPayloads
-from backends.models.loading import load_tokenizer
+from backends.models.opening import check_model, load_tokenizer
 from protocols.adapters import Host
 from protocols.aio import open_tasks, owned
 from protocols.errors import UserError
@@ -67,6 +67,7 @@ async def open_server(cfg: ServerConfig, model: Section, *, job_dir: str, seed: 
     """
     site = Site(job_dir=job_dir, seed=seed, model=model)
     faults = Faults(cfg.faults)
+    await anyio.to_thread.run_sync(check_model, site)  # the hub's own client tries for a minute, file by file
     tokenizer = await anyio.to_thread.run_sync(load_tokenizer, site)
     async with open_engine(cfg.engine, Host(site=site, payloads=InprocPayloads())) as engine:
         await engine.swap(WeightVersion(0))
@@ -91,4 +92,5 @@ async def _listener(cfg: ServerConfig) -> Listener[SocketStream]:
     try:
         return await anyio.create_tcp_listener(local_host=cfg.host, local_port=cfg.port, backlog=_BACKLOG)
     except OSError as exc:
-        raise UserError(f"cannot listen on {cfg.host}:{cfg.port}: {exc.strerror or exc}") from exc
+        why = exc.strerror or exc
+        raise UserError(f"cannot listen on {cfg.host}:{cfg.port}: {why}; give another --host or --port") from exc

@@ -12,6 +12,7 @@ import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from backends.engines._broadcast import BroadcastFailed, Invitation, receiving
 from backends.engines._http.adapters import module_name
 from backends.engines._http.files import SUMS, crc_of
 from backends.engines._serve.web import Refused
@@ -81,6 +82,11 @@ class ServedEngine:
     def running(self) -> int:
         """How many requests run or wait."""
         return len(self._running)
+
+    async def busy(self) -> tuple[int, int]:
+        """Return how many requests run, and how many wait."""
+        waiting = min(self.running, (await self.engine.status()).held)
+        return self.running - waiting, waiting
 
     async def generate(
         self,
@@ -169,6 +175,20 @@ class ServedEngine:
             raise Refused(HTTPStatus.BAD_REQUEST, f"the weights in {folder} cannot be loaded: {exc}") from exc
         await self._swap(self.label if label is None else label, weights if held else None)
 
+    async def receive(self, invitation: Invitation) -> None:
+        """Serve weights that a sender broadcasts; they are kept together before the first is served.
+
+        Raises:
+            Refused: They did not come, or are of another model; the old ones are served on.
+        """
+        held = next(self._loads) != self._unheld
+        names = set(await self.engine.weight_names())
+        try:
+            weights = await anyio.to_thread.run_sync(_received, invitation, names)
+        except (BroadcastFailed, UserError) as exc:
+            raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, f"the weights were not received: {exc}") from exc
+        await self._swap(self.label, weights if held else None)
+
     async def _swap(self, label: str, weights: Mapping[str, Any] | None) -> None:
         self._labels.append(label)  # before the swap: its version may be met at once
         await self.engine.swap(WeightVersion(len(self._labels) - 1), weights)
@@ -207,6 +227,15 @@ def read_weights(folder: Path, names: set[str]) -> dict[str, Any]:
         if file.name in sums and sums[file.name] != crc_of(file):
             raise UserError(f"{file.name} is damaged")
         found |= {module_name(name): tensor for name, tensor in load_file(file).items()}
+    return _complete(found, names)
+
+
+def _received(invitation: Invitation, names: set[str]) -> dict[str, Any]:
+    with receiving(invitation) as weights:
+        return _complete(dict(weights), names)
+
+
+def _complete(found: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     if missing := sorted(names - found.keys()):
         raise UserError(f"{missing[0]} and {len(missing) - 1} other tensors are missing")
     return {name: found[name].float() for name in names}

@@ -101,7 +101,8 @@ class Sglang:
         return as_json({"version": VERSION, "context_length": served.context, "served_model_name": served.model})
 
     async def _loads_now(self, _: Request) -> Answer:
-        load = {"dp_rank": 0, "num_running_reqs": self._served.running, "num_waiting_reqs": 0}
+        running, waiting = await self._served.busy()
+        load = {"dp_rank": 0, "num_running_reqs": running, "num_waiting_reqs": waiting}
         return as_json({"version": VERSION, "loads": [load]})
 
     async def _abort(self, request: Request) -> Answer:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from backends.engines._broadcast import Invitation
 from backends.engines._serve.openai import OpenAI
 from backends.engines._serve.routes import Route, Routes, Tokens, drawn_by, failed
 from backends.engines._serve.served import Made, ServedEngine
@@ -58,7 +59,11 @@ class _Label(Struct):
 
 class _Remote(Struct):
     method: str
-    kwargs: dict[str, str] = {}
+    kwargs: dict[str, Any] = {}
+
+
+class _Folder(Struct):
+    weights_path: str
 
 
 class _Adapter(Struct):
@@ -86,6 +91,7 @@ class Vllm:
             ("POST", "/abort_requests"): Route(self._abort, "abort"),
             ("POST", "/pause"): Route(self._pause, "pause"),
             ("POST", "/resume"): Route(self._resume, "resume"),
+            ("GET", "/get_world_size"): Route(self._world),
             ("POST", "/collective_rpc"): Route(self._remote, "load_weights"),
             ("POST", "/v1/load_lora_adapter"): Route(self._load_adapter, "load_weights"),
             ("POST", "/update_weight_version"): Route(self._relabel),
@@ -100,10 +106,11 @@ class Vllm:
         return as_json({"version": VERSION})
 
     async def _metrics(self, _: Request) -> Answer:
+        running, waiting = await self._served.busy()
         labels = f'{{engine="0",model_name="{self._served.model}"}}'
         lines = [
-            f"vllm:num_requests_running{labels} {self._served.running}.0",
-            f"vllm:num_requests_waiting{labels} 0.0",
+            f"vllm:num_requests_running{labels} {running}.0",
+            f"vllm:num_requests_waiting{labels} {waiting}.0",
         ]
         return Answer(kind="text/plain; version=0.0.4; charset=utf-8", body="\n".join([*lines, ""]).encode())
 
@@ -130,11 +137,21 @@ class Vllm:
         await self._served.resume()
         return as_json({"status": "resumed"})
 
+    async def _world(self, _: Request) -> Answer:
+        return as_json({"world_size": 1})
+
     async def _remote(self, request: Request) -> Answer:
         asked = request.read(_Remote)
-        if asked.method != "reload_weights" or "weights_path" not in asked.kwargs:
-            raise Refused(HTTPStatus.BAD_REQUEST, "the one method is reload_weights, with a weights_path")
-        await self._served.load(asked.kwargs["weights_path"])
+        try:
+            match asked.method:
+                case "reload_weights":
+                    await self._served.load(msgspec.convert(asked.kwargs, _Folder).weights_path)
+                case "conductor_receive":
+                    await self._served.receive(msgspec.convert(asked.kwargs, Invitation))
+                case _:
+                    raise Refused(HTTPStatus.BAD_REQUEST, "the methods are reload_weights and conductor_receive")
+        except msgspec.ValidationError as exc:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"{asked.method}: {exc}") from exc
         return as_json({"results": [None]})
 
     async def _load_adapter(self, request: Request) -> Answer:

@@ -80,6 +80,8 @@ class TorchEngine:
             live=len(self._live),
             context=self._model.context,
             paused=self._decoder.paused,
+            held=max(0, len(self._live) - self._cfg.slots),
+            allowed=self._cfg.slots,
         )
 
     async def generate(self, request: GenerateRequest, on_token: OnToken | None = None) -> Generation:

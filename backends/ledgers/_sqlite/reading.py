@@ -61,6 +61,6 @@ def _read(path: Path, file: Path, how: str) -> Record:
         db.execute("BEGIN")
         head = read_head(db, path, mark)
         if head is None:
-            raise UserError(f"the ledger {path} holds nothing yet")
+            raise UserError(f"the ledger {path} holds nothing yet; wait until the run has begun")
         events, end = read_events(db, head.start, path)
     return Record(events=tuple(events), lost=count_lost(mark, head.file_id, end.seq))

@@ -13,12 +13,13 @@ from backends.trainers.torch import randomness
 from backends.trainers.torch.layout import Layout
 from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.stepper import Stepper
-from backends.trainers.torch.weight_files import Change, format_of
+from backends.trainers.torch.weight_files import Change, format_of, some
 from protocols.errors import UserError
 from protocols.messages import WeightVersion
 
 _OPTIMIZER = "optimizer.safetensors"
 _RANDOM = "random.safetensors"
+_MEND = "restore it, or go on from another checkpoint"
 _UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError)
 
 
@@ -77,15 +78,15 @@ def load(learner: Learner, folder: Path) -> None:
     needed = [place / name for stepper, place in places for name in (*format_of(stepper.module).files, _OPTIMIZER)]
     missing = [str(file.relative_to(folder)) for file in (*needed, folder / _RANDOM) if not file.is_file()]
     if missing:
-        raise UserError(f"{folder} is no complete checkpoint: {', '.join(missing)} is missing")
+        raise UserError(f"{folder} is no complete checkpoint: {', '.join(missing)} is missing; {_MEND}")
     try:
         found = [_read(stepper, place, learner.layout) for stepper, place in places]
         random_state = randomness.read(folder / _RANDOM)
     except _UNREADABLE as exc:
-        raise UserError(f"{folder} cannot be read: {exc}") from exc
+        raise UserError(f"{folder} cannot be read: {exc}; {_MEND}") from exc
     version, *others = {each.version for each in found}
     if others:
-        raise UserError(f"{folder} is put together from checkpoints of different versions")
+        raise UserError(f"{folder} is put together from checkpoints of different versions; {_MEND}")
     for each in found:
         _restore(each, learner.layout)
     randomness.restore(random_state)
@@ -133,12 +134,13 @@ def _by_parameter(
         name, _, moment = key.rpartition("/")
         parameter = parameters.get(name)
         if parameter is None or tensor.shape not in {parameter.shape, torch.Size()}:
-            raise UserError(f"{folder} is of another model; the optimizer's {key} has the shape {list(tensor.shape)}")
+            why = f"the optimizer's {key} has the shape {list(tensor.shape)}"
+            raise UserError(f"{folder} is of another model: {why}; load it with the job that wrote it")
         # copied: what is read is the file, mapped into memory, and changes when the file is written over
         state.setdefault(parameter, {})[moment] = layout.moment(parameter, tensor)
     lacking = [name for name, parameter in parameters.items() if version and parameter not in state]
     if lacking:
-        raise UserError(f"{folder} is incomplete; the optimizer's state of {', '.join(lacking)} is missing")
+        raise UserError(f"{folder} is incomplete: the optimizer's state of {some(lacking)} is missing; {_MEND}")
     return state
 
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from backends.models.loading import load_tokenizer, named_weights
+from backends.models.loading import named_weights
+from backends.models.opening import load_tokenizer
 from backends.models.tokenizers import Tokenizer
 from backends.trainers.torch import Config, checkpoint, node_check
 from backends.trainers.torch.compute import LONGEST_PASS_S, Compute
@@ -169,10 +170,31 @@ class TorchTrainer:
         self._learner.take_over(request.source)
 
     async def _fetch(self, batch: BatchLease) -> list[Bulk | None]:
-        return [
-            await self._payload(group.payload) if self._ranks.owns(index) else None
-            for index, group in enumerate(batch.groups)
-        ]
+        """Return the payloads of this rank's share.
+
+        Where one is lost, the whole batch is looked through: a process that is gone took many with it, and to find them
+        one by one takes a step of all ranks, and a meeting, for each.
+
+        Raises:
+            PayloadLost: It names all that are.
+        """
+        try:
+            return [
+                await self._payload(group.payload) if self._ranks.owns(index) else None
+                for index, group in enumerate(batch.groups)
+            ]
+        except PayloadLost as exc:
+            lost = exc
+        others = [group.payload for group in batch.groups if group.payload.owner != lost.owner]
+        gone = [ref.owner for ref in others if not await self._is_there(ref)]
+        raise PayloadLost(owner=lost.owner, cause=lost.cause, others=tuple(gone)) from lost.__cause__
+
+    async def _is_there(self, ref: PayloadRef) -> bool:
+        try:
+            await self._payload(ref)
+        except PayloadLost:
+            return False
+        return True
 
     async def _payload(self, ref: PayloadRef) -> Bulk:
         try:

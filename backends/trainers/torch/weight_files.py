@@ -1,7 +1,7 @@
 """The weights of a module in a folder, in the format of those who use such modules."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ _ONE_FILE = 1 << 60  # bytes: weights are never split into shards
 _MODEL = "model.safetensors"
 _ADAPTER_DESCRIPTION = "adapter_config.json"
 _ADAPTERS = "adapter_model.safetensors"
+_NAMED = 3
+_MEND = "load it with the job that wrote it"
 
 Change = tuple[Tensor, Tensor]
 """A tensor of a module, and what it is to hold."""
@@ -62,6 +64,13 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def some(names: Collection[Any]) -> str:
+    """Name three of them in order, and count the rest; of a parameter whose size is another one, both sizes."""
+    told = sorted(f"{one[0]} {list(one[1])} not {list(one[2])}" if isinstance(one, tuple) else one for one in names)
+    more = len(told) - _NAMED
+    return ", ".join(told[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def _state(module: Any) -> dict[str, Tensor]:
     return module.state_dict()
 
@@ -83,9 +92,9 @@ def _read_model(module: Any, folder: Path) -> list[Change]:
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    strange = [f"{kind.removesuffix('_keys')}: {names}" for kind, names in report.items() if names]
+    strange = [f"{kind.removesuffix('_keys')}: {some(names)}" for kind, names in report.items() if names]
     if strange:
-        raise UserError(f"{folder} is of another model; {'; '.join(strange)}")
+        raise UserError(f"{folder} is of another model: {', '.join(strange)}; {_MEND}")
     return _pair(named_weights(module), named_weights(loaded), folder)
 
 
@@ -98,7 +107,8 @@ def _read_adapters(module: Any, folder: Path) -> list[Change]:
     wanted, found = adapter_description(module), json.loads((folder / _ADAPTER_DESCRIPTION).read_bytes())
     for name, value in (("r", wanted.r), ("lora_alpha", wanted.lora_alpha)):
         if found.get(name) != value:
-            raise UserError(f"{folder} has adapters with {name} = {found.get(name)}; the job's have {value}")
+            why = f"its adapters have {name} = {found.get(name)}, and the job's {value}"
+            raise UserError(f"{folder} is of another job: {why}; {_MEND}")
     return _pair(adapter_tensors(module), load_file(folder / _ADAPTERS), folder)
 
 
@@ -118,5 +128,5 @@ def _pair(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], folder: P
     strange = sorted(targets.keys() ^ values.keys())
     strange = strange or [name for name, target in targets.items() if values[name].shape != target.shape]
     if strange:
-        raise UserError(f"{folder} is of another model; {', '.join(strange)}")
+        raise UserError(f"{folder} is of another model: {some(strange)}; {_MEND}")
     return [(target, values[name]) for name, target in targets.items()]

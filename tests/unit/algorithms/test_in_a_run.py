@@ -60,6 +60,6 @@ async def test_rewards_that_an_algorithm_cannot_read_end_the_run_as_the_users_er
         return [Grade(reward=-float(sample)) for sample in request.samples]
 
     scripted = scripted_workloads(rewards=negative)
-    with pytest.raises(UserError, match="needs rewards of at least 0"):
+    with pytest.raises(UserError, match="needs rewards of at least 0, got -1"):
         await run_scripted(run_config(train=_train("maxrl")), scripted)
     assert scripted.trainer.steps == []

@@ -4,6 +4,7 @@ import pytest
 
 from conductor.algorithms import dr_grpo, grpo, lite_ppo, maxrl, rloo
 from protocols.errors import UserError
+from tests.support.texts import exactly
 
 
 def test_grpo() -> None:
@@ -39,6 +40,7 @@ def test_lite_ppo() -> None:
 
 def test_maxrl_refuses_rewards_that_are_no_probabilities() -> None:
     """A mean below 0 would reward the worst sample; one of 0 would divide by it."""
-    with pytest.raises(UserError, match="'maxrl' needs rewards of at least 0, got -1"):
+    why = "it needs rewards of at least 0, got -1; add to all of them, or name another algorithm"
+    with pytest.raises(UserError, match=exactly(f"train.algorithm = 'maxrl': {why}")):
         maxrl.advantages([-1.0, 1.0])
     assert maxrl.advantages([5e-324, 0.0]) == (0, 0)

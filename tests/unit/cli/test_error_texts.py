@@ -22,6 +22,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "job.toml").write_text(JOB, encoding="utf-8")
     done = invoke("run", str(folder / "job.toml"), "--run-dir", str(folder / "run"), "--quiet")
     assert done.exit_code == 0, done.output
+    options = ("--run-dir", str(folder / "forgotten"), "--quiet", "--set", "ledger.kind=memory")
+    assert invoke("run", str(folder / "job.toml"), *options).exit_code == 0
     return folder
 
 
@@ -29,6 +31,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
+NO_FILE = "[Errno 2] No such file or directory"
 MISTAKES = {
     "a role that there is none of": (
         "validate JOB --set fleet.roles.rollot.cpus=1",
@@ -70,17 +73,58 @@ MISTAKES = {
             "conductor run begins one"
         ),
     ),
-    "six runs": ("report RUN RUN RUN RUN RUN RUN", "at most 5 runs are laid over one another"),
+    "a plan that cannot be written": (
+        "plan JOB -o NOWHERE/plan.json",
+        f"NOWHERE/plan.json cannot be written: {NO_FILE}: 'NOWHERE/plan.json'; name another file with -o",
+    ),
+    "a report that cannot be written": (
+        "report RUN -o NOWHERE/report.html",
+        f"NOWHERE/report.html cannot be written: {NO_FILE}: 'NOWHERE/report.html'; name another file with -o",
+    ),
+    "a folder that is a file": (
+        "init JOB",
+        "JOB cannot be written to: [Errno 17] File exists: 'JOB'; name another folder",
+    ),
+    "no fault": (
+        "simulate JOB --faults crash",
+        (
+            "the job has 1 problem:\n  --faults = 'crash': 'crash' is no fault: "
+            "KIND@Port.method[:WORKER]#CALL[+SECONDS]; write 'all', or faults as docs/simulation.md shows them"
+        ),
+    ),
+    "a folder that holds a run": (
+        "run JOB --run-dir RUN",
+        (
+            "the job has 1 problem:\n  run_dir = 'RUN': it holds a run; go on with it (conductor resume FOLDER, "
+            "run --resume), or name another folder"
+        ),
+    ),
+    "a folder in a file": (
+        "run JOB --run-dir JOB/run",
+        "the job has 1 problem:\n  run_dir = 'JOB/run': JOB is no folder; name another folder",
+    ),
+    "a lease that was never alone": (
+        "inspect RUN --lease L99",
+        "the record tells nothing of L99: it was never admitted, or its events are summed up",
+    ),
+    "a run that kept no record": (
+        "report FORGOTTEN",
+        (
+            "the ledger 'memory' ended with its process, and nothing is left to inspect; "
+            "set ledger.kind = 'sqlite' in the next run"
+        ),
+    ),
+    "six runs": ("report RUN RUN RUN RUN RUN RUN", "at most 5 runs are laid over one another; name fewer than 6"),
 }
 
 
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_mistake_is_told(what: str, folder: Path) -> None:
     command, text = MISTAKES[what]
-    names = {"JOB": "job.toml", "RUN": "run", "NOWHERE": "nowhere"}
+    names = {"JOB": "job.toml", "RUN": "run", "FORGOTTEN": "forgotten", "NOWHERE": "nowhere"}
 
     def put(text: str) -> str:
-        return re.sub(r"\bJOB\b|\bRUN\b|\bNOWHERE\b", lambda found: str(folder / names[found[0]]), text)
+        return re.sub(r"\b(?:JOB|RUN|FORGOTTEN|NOWHERE)\b", lambda found: str(folder / names[found[0]]), text)
 
     done = invoke(*map(put, command.split()))
     assert done.exit_code == 2

@@ -51,6 +51,8 @@ def test_a_run_with_one_that_is_down_and_one_that_hangs_is_a_run_like_any_other(
     assert steps == list(range(1, STEPS + 1))
     warned = [line for line in done.stderr.splitlines() if "tracker.failed" in line]
     assert [sum(f"tracker={kind}" in line for line in warned) for kind in ("prometheus", "hanging")] == [1, 1]
+    lines = map(json.loads, (run_dir / "log.jsonl").read_text().splitlines())
+    assert {line["tracker"] for line in lines if line["event"] == "tracker.failed"} == {"prometheus", "hanging"}
     assert kept(run_dir, "prometheus") == steps
     assert kept(run_dir, "hanging") == steps[1:]  # the first one is in its hands
     told = {one.kind: one for one in report_on(read_job(str(run_dir)), live=False).warnings}

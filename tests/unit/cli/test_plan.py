@@ -151,7 +151,7 @@ def test_json_is_what_the_file_holds(job: Path, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_said(job: Path, tmp_path: Path) -> None:
     result = invoke("plan", job, "-o", tmp_path / "none" / "plan.json")
     assert result.exit_code == 2
-    assert "the plan cannot be written" in result.stderr
+    assert "plan.json cannot be written: " in result.stderr
 
 
 def edit(path: Path, name: str, **fields: Any) -> None:

@@ -16,7 +16,7 @@ from protocols.adapters import Host
 from protocols.ledger import Incident
 from protocols.messages import WeightVersion, WorkerId
 from protocols.sections import Site
-from tests.unit.cli.test_commands import JOB
+from tests.unit.cli.test_commands import JOB, SCRIPTED
 
 pytestmark = pytest.mark.real_time  # the commands start a loop of their own
 
@@ -145,6 +145,36 @@ def test_inspect_tells_of_lost_workers(job: str) -> None:
     assert inspected(job)["balanced"], "it is in no accounts"
     assert "workers were lost once" in invoke("inspect", str(folder(job))).stdout
     assert run(job, "--resume", "--set", "steps=3").exit_code == 0, "a resume reads past it"
+
+
+def test_inspect_tells_which_checkpoints_there_are_and_why(job: str) -> None:
+    """Issue E: latest, the best, those that await their evaluation; what the record does not know is told of."""
+    path = Path(job)
+    evaluated = f'\n[evaluation]\nevery = 2\nsize = 2\n[evaluation.prompts]\nkind = "{SCRIPTED}:prompts"\n'
+    path.write_text(path.read_text(encoding="utf-8") + evaluated, encoding="utf-8")
+    keep = ("--set", "checkpoint.every=1", "--set", "checkpoint.keep_best=1", "--set", "steps=3", "--set", "max_age=0")
+    result = run(job, *keep, "--set", "evaluation.every=2")
+    assert result.exit_code == 0, result.output
+    there = folder(job) / "checkpoints"
+    (there / "unknown-step-9").mkdir()
+    (there / "step-2").rename(there / "step-7")
+    found = json.loads(invoke("inspect", str(folder(job)), "--checkpoints", "--json").stdout)
+    assert found == {
+        "metric": "eval/reward/mean",
+        "mode": "max",
+        "latest": 3,
+        "best": [3],
+        "checkpoints": [
+            {"version": 2, "name": "step-2", "state": "missing", "worth": 0.5, "kept": ["last"]},
+            {"version": 3, "name": "step-3", "state": "whole", "worth": 0.5, "kept": ["latest", "best"]},
+        ],
+        "unknown": ["step-7", "unknown-step-9"],
+    }
+    head, second, third, *unknown = invoke("inspect", str(folder(job)), "--checkpoints").stdout.splitlines()
+    assert head.split() == ["checkpoint", "state", "eval/reward/mean", "kept", "as"]
+    assert second.split() == ["step-2", "missing", "0.5000", "last"]
+    assert third.split() == ["step-3", "whole", "0.5000", "latest,", "best"]
+    assert [line.split()[0] for line in unknown] == ["step-7", "unknown-step-9"]
 
 
 def test_inspect_tells_the_history_of_a_lease(job: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conductor.config import Deadlines, EvaluationConfig
+from conductor.config import CheckpointConfig, Deadlines, EvaluationConfig
 from conductor.validation import find_problems
 from protocols.inference import Sampling
 from protocols.sections import Section
@@ -122,3 +122,23 @@ def test_the_sections_of_an_evaluation_are_checked_like_the_others() -> None:
     (missing,) = find_problems(job(evaluation=EvaluationConfig()))
     assert (missing.field, missing.why) == ("evaluation.prompts", "is missing")
     assert not find_problems(job(evaluation=evaluation), given=("evaluation.prompts", "evaluation.reward"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "nothing is while the run trains; set evaluation.every"),
+        ({"evaluation": EvaluationConfig(prompts=GOOD)}, "nothing is while the run trains; set evaluation.every"),
+        (
+            {"evaluation": EvaluationConfig(prompts=GOOD, every=20)},
+            "would have no checkpoint; set checkpoint.every to 20",
+        ),
+        ({"evaluation": EvaluationConfig(prompts=GOOD, every=90)}, ""),
+    ],
+)
+def test_the_best_checkpoints_of_a_job_that_would_find_none_are_refused(fields: dict[str, Any], expected: str) -> None:
+    """Issue E: it would keep none, and say so to nobody."""
+    found = texts(job(checkpoint=CheckpointConfig(every=30, keep_best=2), **fields))
+    assert [text.startswith("checkpoint.keep_best = 2: ") and expected in text for text in found] == [True] * bool(
+        expected
+    )

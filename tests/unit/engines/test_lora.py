@@ -13,6 +13,7 @@ from protocols.errors import InvariantError, UserError
 from protocols.sections import Section
 from tests.support.batches import GPT2, LLAMA, site
 from tests.support.lora import needs_peft, stir, with_lora
+from tests.support.texts import exactly
 from tests.unit.engines.decoding import asks
 from tests.unit.engines.test_torch_engine import opened
 
@@ -94,5 +95,12 @@ def test_the_trial_at_start_sees_what_fresh_adapters_hide(monkeypatch: pytest.Mo
         return forward(layer, given) * (1 + off)
 
     monkeypatch.setattr(torch.nn.Linear, "forward", forward_by_rows)
-    with pytest.raises(UserError, match="MKL_CBWR"):
+    with pytest.raises(
+        UserError,
+        match=exactly(
+            "engine.deterministic = true: bits depend on what else is decoded; set MKL_CBWR=AVX2 in "
+            "the environment before the process starts, or engine.threads = 1 (not always enough "
+            "with model.lora)"
+        ),
+    ):
         trial.check_bits(model)

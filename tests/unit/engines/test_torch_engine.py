@@ -19,6 +19,7 @@ from protocols.inference import EnginePort, GenerateRequest, WeightsManifest
 from protocols.messages import PayloadRef, WeightVersion
 from protocols.sections import Section, Site
 from tests.support.batches import GPT2, site
+from tests.support.texts import exactly
 from tests.unit.engines.decoding import asks
 
 pytestmark = pytest.mark.real_time
@@ -61,7 +62,7 @@ async def test_a_prompt_of_strange_tokens_harms_itself_only(prompt: tuple[int, .
 async def test_sampling_that_makes_no_sense_is_refused(law: dict[str, Any]) -> None:
     async with opened() as it:
         await it.load(0)
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match=exactly("no tokens can be drawn by Sampling(...)")):
             await it.engine.generate(asks("a/", [1], **law))
 
 
@@ -203,7 +204,7 @@ async def test_attention_that_the_cache_cannot_serve_is_refused() -> None:
 
 def test_a_job_without_a_model_is_a_problem() -> None:
     [problem] = torch_engine.check(torch_engine.Config(), Site(job_dir="/"))
-    assert problem.field == "model"
+    assert str(problem) == "model: the torch engine needs a model; add a section [model]"
     assert torch_engine.check(torch_engine.Config(), site()) == []
 
 

@@ -19,6 +19,7 @@ from protocols.prompts import ChatMessage, ChatPrompt, Prompt, PromptContent, Te
 from protocols.rollouts import GroupPayload, RolloutLease
 from tests.support.batches import site
 from tests.support.scripted.inference import ScriptedInference
+from tests.support.texts import exactly
 
 VOCABULARY = "0123456789." + "".join(chr(0x4E00 + index) for index in range(89))
 SAMPLING = Sampling(max_tokens=4)
@@ -83,7 +84,8 @@ async def test_stop_texts_join_the_models_own_stop_tokens() -> None:
 
 async def test_a_stop_text_of_several_tokens_is_the_users_error() -> None:
     sampling = msgspec.structs.replace(SAMPLING, stop=("12",))
-    with pytest.raises(UserError, match=r"sampling\.stop: '12' is no single token"):
+    text = "sampling.stop: '12' is no single token of the model; name one of its tokens, or leave it out"
+    with pytest.raises(UserError, match=exactly(text)):
         await play(lease(sampling=sampling))
 
 

@@ -15,6 +15,7 @@ from protocols.messages import LeaseId, PayloadRef
 from protocols.prompts import ChatMessage, ChatPrompt, Prompt, PromptContent, TextPrompt, TokenPrompt
 from protocols.rollouts import GroupPayload, SamplePayload
 from protocols.sections import Site
+from tests.support.texts import exactly
 
 REF = PayloadRef(owner="p.1/L0/0/", key="group")
 
@@ -95,7 +96,13 @@ def test_a_good_function_is_none(tmp_path: Path) -> None:
 
 
 async def test_opening_a_function_that_cannot_be_had_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"reward\.function"):
+    with pytest.raises(
+        UserError,
+        match=exactly(
+            "reward.function = 'reward.py:reward': it cannot be imported: ZeroDivisionError: "
+            "division by zero (...reward.py:1)"
+        ),
+    ):
         async with function.open(write(tmp_path, "1 / 0"), host(tmp_path)):
             pass
 

@@ -15,6 +15,7 @@ from backends.graders._pool import RewardPool, open_pool
 from backends.graders._reward import Task
 from protocols.errors import UserError, WorkerLost
 from protocols.grading import Grade, GradeFault
+from tests.support.texts import exactly
 
 pytestmark = pytest.mark.real_time
 
@@ -150,7 +151,14 @@ async def test_a_process_that_died_while_idle_harms_nobody(job_dir: str) -> None
 @pytest.mark.parametrize(
     ("code", "error", "why"),
     [
-        ("raise RuntimeError('half of it')", UserError, "half of it"),
+        (
+            "raise RuntimeError('half of it')",
+            UserError,
+            exactly(
+                "reward.function cannot be loaded in a worker process: it cannot be imported: "
+                "RuntimeError: half of it (...); correct it there: a bare interpreter imports it"
+            ),
+        ),
         ("import os; os._exit(5)", WorkerLost, "exited with 5"),
     ],
 )

@@ -16,6 +16,7 @@ from backends.ledgers._sqlite.store import Store, open_store
 from protocols.errors import CorruptLedger, UserError
 from protocols.ledger import LedgerEvent
 from tests.support.ledgers import bulky, generating, leave_as_killed, open_sqlite
+from tests.support.texts import exactly
 
 Contents = Mapping[str, bytes]
 Outcome = tuple[tuple[LedgerEvent, ...], int]
@@ -201,7 +202,13 @@ def test_an_event_of_a_newer_version_is_no_damage() -> None:
     known = msgspec.msgpack.encode(generating(0))
     rows = [*pack([known], start)[0]]
     newer, _ = pack([known, msgspec.msgpack.encode({"type": "rented", "lease_id": "L0"})], End(seq=1, crc=rows[0][1]))
-    with pytest.raises(UserError, match=r"events 2 to 3 .* not of this version .*rented.*resume with the version"):
+    with pytest.raises(
+        UserError,
+        match=exactly(
+            "events 2 to 3 of the ledger ledger.sqlite: whole, but not of this version "
+            "(...rented...); resume with the version that wrote it"
+        ),
+    ):
         unpack([*rows, *newer], start, Path("ledger.sqlite"))
 
 

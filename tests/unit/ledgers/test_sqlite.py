@@ -23,6 +23,7 @@ from backends.ledgers._sqlite.mark import mark_path, read_mark
 from protocols.errors import CorruptLedger, PortFailed, UserError
 from protocols.sections import Site
 from tests.support.ledgers import bulky, generating, leave_as_killed, open_sqlite, site_of, unprivileged
+from tests.support.texts import exactly
 
 pytestmark = pytest.mark.real_time
 
@@ -80,7 +81,13 @@ class TestWhoseItIs:
     async def test_a_new_run_does_not_go_on_with_the_record_of_another(self, tmp_path: Path) -> None:
         """W12: a re-run under the same name loaded the old state and ended at once as a success."""
         await write_run(tmp_path, 0)
-        with pytest.raises(UserError, match=f"holds the record of a run.*conductor resume {tmp_path}"):
+        with pytest.raises(
+            UserError,
+            match=exactly(
+                f"{tmp_path} holds the record of a run; "
+                f"continue it with `conductor resume {tmp_path}`, or choose another run_dir"
+            ),
+        ):
             async with open_sqlite(tmp_path):
                 pass
         assert sqlite.read(CFG, site_of(tmp_path)).events == (generating(0),)
@@ -102,10 +109,19 @@ class TestWhoseItIs:
     async def test_where_nothing_was_begun_nothing_is_resumed(self, tmp_path: Path, content: bytes | None) -> None:
         if content is not None:
             (tmp_path / "ledger.sqlite").write_bytes(content)
-        with pytest.raises(UserError, match=f"{tmp_path} holds no record of a run"):
+        with pytest.raises(
+            UserError,
+            match=exactly(
+                f"{tmp_path} holds no record of a run (ledger.sqlite); name the folder of a run that was begun"
+            ),
+        ):
             async with open_sqlite(tmp_path, resume=True):
                 pass
-        with pytest.raises(UserError, match=r"ledger\.sqlite"):
+        said = {
+            None: f"there is no ledger {tmp_path}/ledger.sqlite; name the folder of a run that keeps one",
+            b"": f"the ledger {tmp_path}/ledger.sqlite holds nothing yet; wait until the run has begun",
+        }
+        with pytest.raises(UserError, match=exactly(said[content])):
             sqlite.read(CFG, site_of(tmp_path))
         if content is None:
             assert files(tmp_path) == set(), "a folder named by mistake stays as it is"
@@ -121,10 +137,12 @@ class TestWhoseItIs:
         monkeypatch.setattr("backends.ledgers._sqlite.form.FORMAT", 2)
         await write_run(tmp_path, 0)
         monkeypatch.undo()
-        with pytest.raises(UserError, match="format 2, and this version knows up to 1"):
+        why = "has format 2, and this version knows up to 1; use the version that wrote it, or a newer one"
+        text = exactly(f"the ledger {tmp_path}/ledger.sqlite {why}")
+        with pytest.raises(UserError, match=text):
             async with open_sqlite(tmp_path, resume=True):
                 pass
-        with pytest.raises(UserError, match="format 2"):
+        with pytest.raises(UserError, match=text):
             sqlite.read(CFG, site_of(tmp_path))
 
     async def test_another_database_is_no_ledger(self, tmp_path: Path) -> None:
@@ -136,12 +154,18 @@ class TestWhoseItIs:
                 pass
 
 
+UNOPENED = "the ledger .../ledger.sqlite cannot be opened: ...; give access to its folder, or name another run_dir"
+
+
 class TestWhoMayOpenIt:
     async def test_a_second_controller_is_refused_and_told_who_the_first_is(self, tmp_path: Path) -> None:
         """Two controllers on one folder would each train what the other leased out."""
         async with open_sqlite(tmp_path) as ledger:
             await ledger.append((generating(0),))
-            with pytest.raises(UserError, match=f"process {os.getpid()} on {socket.gethostname()}.*or stop it"):
+            first = f"process {os.getpid()} on {socket.gethostname()}"
+            mend = "wait until it ends or stop it, or choose another run_dir"
+            text = f"another controller writes the ledger {tmp_path}/ledger.sqlite: {first}; {mend}"
+            with pytest.raises(UserError, match=exactly(text)):
                 async with open_sqlite(tmp_path, resume=True):
                     pass
             await ledger.append((generating(1),))
@@ -149,14 +173,14 @@ class TestWhoMayOpenIt:
             assert await ledger.replay() == (generating(0), generating(1))
 
     async def test_a_folder_that_cannot_be_written_to_is_refused(self, shared: Path) -> None:
-        with read_only(shared / "run"), pytest.raises(UserError, match=r"cannot be opened.*give access"):
+        with read_only(shared / "run"), pytest.raises(UserError, match=exactly(UNOPENED)):
             async with open_sqlite(shared / "run"):
                 pass
 
     async def test_a_file_that_cannot_be_written_to_is_refused_at_the_start(self, shared: Path) -> None:
         """Found at the first event it would cost what was generated until then."""
         await write_run(shared / "run", 0)
-        with read_only(shared / "run"), pytest.raises(UserError, match=r"cannot be opened.*give access"):
+        with read_only(shared / "run"), pytest.raises(UserError, match=exactly(UNOPENED)):
             async with open_sqlite(shared / "run", resume=True):
                 pass
 
@@ -165,14 +189,14 @@ class TestWhoMayOpenIt:
         (shared / "run").chmod(0o700)
         with unprivileged():
             for resume in (False, True):
-                with pytest.raises(UserError, match=r"cannot be opened.*give access"):
+                with pytest.raises(UserError, match=exactly(UNOPENED)):
                     async with open_sqlite(shared / "run", resume=resume):
                         pass
-            with pytest.raises(UserError, match=r"cannot be opened.*give access"):
+            with pytest.raises(UserError, match=exactly(UNOPENED)):
                 sqlite.read(CFG, site_of(shared / "run"))
 
     async def test_a_folder_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="cannot be opened"):
+        with pytest.raises(UserError, match=exactly(UNOPENED)):
             async with open_sqlite(tmp_path / "nowhere"):
                 pass
 
@@ -221,9 +245,8 @@ class TestReading:
 class TestItsEdges:
     def test_without_a_folder_it_is_refused_by_validation(self) -> None:
         (problem,) = sqlite.check(CFG, Site(job_dir="/"))
-        assert problem.field == "ledger.kind"
-        assert "run_dir" in problem.mend
-        assert "memory" in problem.mend
+        why = "its file lies in the run's folder, and this run has none"
+        assert str(problem) == f"ledger.kind = 'sqlite': {why}; give a run_dir, or take kind = 'memory'"
         assert not sqlite.check(CFG, Site(job_dir="/", run_dir="/runs/a"))
         assert not sqlite.check(sqlite.Config(path="/fast/ledger.sqlite"), Site(job_dir="/"))
 

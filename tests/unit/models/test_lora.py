@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from backends.models import pretrained, scratch
-from backends.models.loading import load_module, load_tokenizer, named_weights
+from backends.models.loading import load_module, named_weights
 from backends.models.lora import has_adapters, without_adapters
+from backends.models.opening import load_tokenizer
 from conductor.decoding import decode
 from protocols.errors import ConfigError, InvariantError
 from protocols.sections import Section, Site

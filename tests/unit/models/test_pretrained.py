@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from backends.models import pretrained
-from backends.models.loading import load_module, load_tokenizer
+from backends.models.loading import load_module
+from backends.models.opening import load_tokenizer
 from protocols.adapters import known_kinds
 from protocols.errors import UserError
 from protocols.prompts import TextPrompt
 from protocols.sections import Section, Site
 from tests.support.batches import GPT2, site
+from tests.support.texts import exactly
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_a_name_that_cannot_be_one_is_a_problem(tmp_path: Path) -> None:
 
 def test_weights_that_cannot_be_read_are_the_users_error(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match=exactly("model.path = 'model': the model cannot be loaded: ...")):
         load_module(at("model", folder.parent))
 
 

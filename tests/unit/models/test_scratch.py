@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from backends.models import scratch
-from backends.models.loading import load_module, load_tokenizer
+from backends.models.loading import load_module
+from backends.models.opening import load_tokenizer
 from protocols.errors import UserError
 from protocols.sections import Section, Site
 from tests.support.batches import GPT2, LLAMA
+from tests.support.texts import exactly
 
 GOOD: dict[str, Any] = GPT2.options
 MODELS = pytest.mark.parametrize("model", [pytest.param(GPT2, id="gpt2"), pytest.param(LLAMA, id="llama")])
@@ -93,7 +95,10 @@ def test_a_problem_says_what_to_do(changes: dict[str, Any], field: str, says: st
 
 
 def test_a_job_without_a_model_is_refused() -> None:
-    with pytest.raises(UserError, match=r"add a section \[model\]"):
+    with pytest.raises(
+        UserError,
+        match=exactly("the job has 1 problem:\n  model: this part of the job needs a model; add a section [model]"),
+    ):
         load_module(site(None))
 
 

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from conductor.observe.log import JsonLines, PlainLines, open_log
+from conductor.observe.log import JsonLines, PlainLines, configure_adapters, open_log
 
 
 def entries(run_dir: Path) -> list[dict[str, Any]]:
@@ -126,3 +126,25 @@ def test_what_json_cannot_say_is_written_as_text(tmp_path: Path) -> None:
     (entry,) = entries(tmp_path)
     assert entry["value"].startswith("<object")
     assert entry["nan"] is None
+
+
+def test_a_program_of_one_run_has_its_adapters_log_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tracker that is down, or an engine that restarts, was told on a screen only, which nobody looks at."""
+    log = structlog.get_logger("adapter")  # as modules do, long before anybody configures
+    run_dir = tmp_path / "run"
+    configure_adapters(str(run_dir), to_stderr=True)
+    log.warning("too.early")
+    assert not run_dir.exists()
+    with open_log(str(run_dir), to_stderr=False) as own:
+        own.info("run.started")
+        for tracker in ("mlflow", "wandb", "mlflow"):
+            log.warning("tracker.failed", tracker=tracker)
+        own.info("run.finished")
+    told = [(entry["event"], entry.get("tracker")) for entry in entries(run_dir)]
+    failed = [("tracker.failed", tracker) for tracker in ("mlflow", "wandb", "mlflow")]
+    assert told == [("run.started", None), *failed, ("run.finished", None)]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split()[2] for line in err.splitlines()] == ["too.early", "tracker.failed", "tracker.failed"]

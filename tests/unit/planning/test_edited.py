@@ -66,46 +66,165 @@ def without(name: str) -> Edit:
 
 
 EDITS: dict[str, tuple[Edit, str, str]] = {
-    "a node that is not there": (put("judge/0", node="c"), "judge/0.node", "no such node"),
-    "a device out of range (W20)": (put("policy/0", devices=[4]), "policy/0.devices", "a has no device 4"),
-    "too few devices": (put("rollout/3", devices=[], device="cpu"), "rollout/3.devices", "rollout has 1 accelerators"),
-    "a device shared without saying so": (put("rollout/2", devices=[0]), "rollout/2.devices", "rollout/0 has device 0"),
-    "a device that is called otherwise": (put("policy/0", device="rocm"), "policy/0.device", "on a it is 'cuda'"),
-    "a failure domain that is none": (put("judge/0", domain="rack"), "judge/0.domain", "on a it is 'a'"),
-    "the controller's CPU": (put("reward/0", cpus=[0, 1]), "reward/0.cpus", "CPU 0 is the controller's"),
-    "a CPU outside the mask": (put("reward/0", cpus=[7, 8]), "reward/0.cpus", "CPU 8 is none that may be used"),
-    "no CPU": (put("reward/0", cpus=[]), "reward/0.cpus", "it needs 1"),
-    "the CPU of another": (put("rollout/2", cpus=[1]), "rollout/2.cpus", "CPU 1 is rollout/0's"),
-    "no CPU for the controller": (lambda v: v.update(controller_cpus=[]), "controller_cpus", "needs a CPU"),
+    "a node that is not there": (
+        put("judge/0", node="c"),
+        "judge/0.node",
+        "judge/0.node = 'c': there is no such node; name one of a, b",
+    ),
+    "a device out of range (W20)": (
+        put("policy/0", devices=[4]),
+        "policy/0.devices",
+        "policy/0.devices = [4]: a has no device 4: it has 4; name one that is there",
+    ),
+    "too few devices": (
+        put("rollout/3", devices=[], device="cpu"),
+        "rollout/3.devices",
+        "rollout/3.devices = []: rollout has 1 accelerators; name 1 different ones",
+    ),
+    "a device shared without saying so": (
+        put("rollout/2", devices=[0]),
+        "rollout/2.devices",
+        (
+            "rollout/2.devices = [0]: rollout/0 has device 0 of a as well, and the job does not say so; give "
+            "it another one, or say in the job that they share"
+        ),
+    ),
+    "a device that is called otherwise": (
+        put("policy/0", device="rocm"),
+        "policy/0.device",
+        "policy/0.device = 'rocm': on a it is 'cuda'; set it to 'cuda'",
+    ),
+    "a failure domain that is none": (
+        put("judge/0", domain="rack"),
+        "judge/0.domain",
+        "judge/0.domain = 'rack': on a it is 'a'; set it to 'a'",
+    ),
+    "the controller's CPU": (
+        put("reward/0", cpus=[0, 1]),
+        "reward/0.cpus",
+        "reward/0.cpus = [0, 1]: CPU 0 is the controller's; leave it out",
+    ),
+    "a CPU outside the mask": (
+        put("reward/0", cpus=[7, 8]),
+        "reward/0.cpus",
+        ("reward/0.cpus = [7, 8]: CPU 8 is none that may be used on a; choose from [0, 1, 2, 3, 4, 5, 6, 7]"),
+    ),
+    "no CPU": (
+        put("reward/0", cpus=[]),
+        "reward/0.cpus",
+        "reward/0.cpus = []: it needs 1; name as many different ones",
+    ),
+    "the CPU of another": (
+        put("rollout/2", cpus=[1]),
+        "rollout/2.cpus",
+        "rollout/2.cpus = [1]: CPU 1 is rollout/0's, and both are to have theirs alone; give it another",
+    ),
+    "no CPU for the controller": (
+        lambda v: v.update(controller_cpus=[]),
+        "controller_cpus",
+        "controller_cpus = []: the controller needs a CPU that no worker computes on; name one",
+    ),
     "a CPU for the controller that is none": (
         lambda v: v.update(controller_cpus=[9]),
         "controller_cpus",
-        "CPU 9 is none that may be used",
+        "controller_cpus = [9]: CPU 9 is none that may be used there; choose one that may",
     ),
-    "another node of the controller": (lambda v: v.update(controller_node="b"), "controller_node", "runs on 'a'"),
-    "another adapter": (put("reward/0", adapter={"kind": "x"}), "reward/0.adapter", "the job says otherwise"),
-    "another environment": (put("reward/0", environment={"A": "1"}), "reward/0.environment", "the job says otherwise"),
-    "another section": (put("reward/0", section="engine"), "reward/0.section", "the job says otherwise"),
-    "another bundle": (put("reward/0", bundle="x"), "reward/0.bundle", "the job places it in episode/0"),
-    "a bundle of other workers": (bundle("policy/0", members=["x"]), "bundles.policy/0.members", "its workers make it"),
+    "another node of the controller": (
+        lambda v: v.update(controller_node="b"),
+        "controller_node",
+        "controller_node = 'b': the controller runs on 'a'; set it to 'a'",
+    ),
+    "another adapter": (
+        put("reward/0", adapter={"kind": "x"}),
+        "reward/0.adapter",
+        "reward/0.adapter: the job says otherwise; a plan says where; change the job, and plan it anew",
+    ),
+    "another environment": (
+        put("reward/0", environment={"A": "1"}),
+        "reward/0.environment",
+        ("reward/0.environment: the job says otherwise; a plan says where; change the job, and plan it anew"),
+    ),
+    "another section": (
+        put("reward/0", section="engine"),
+        "reward/0.section",
+        "reward/0.section: the job says otherwise; a plan says where; change the job, and plan it anew",
+    ),
+    "another bundle": (
+        put("reward/0", bundle="x"),
+        "reward/0.bundle",
+        "reward/0.bundle = 'x': the job places it in episode/0; set it to 'episode/0'",
+    ),
+    "a bundle of other workers": (
+        bundle("policy/0", members=["x"]),
+        "bundles.policy/0.members",
+        "bundles.policy/0.members = ('x',): its workers make it ('policy/0',); set it to that",
+    ),
     "a bundle of other resources": (
         bundle("policy/0", resources={"accelerators": 0}),
         "bundles.policy/0.resources",
-        "its workers make it",
+        (
+            "bundles.policy/0.resources = Resources(cpus=0.0, accelerators=0, memory_gib=0.0): its workers "
+            "make it Resources(cpus=0.0, accelerators=1, memory_gib=0.0); set it to that"
+        ),
     ),
-    "a bundle on another node": (bundle("policy/0", node="b"), "bundles.policy/0.node", "its workers make it a"),
-    "a bundle that is gone": (lambda v: v["bundles"].pop(), "bundles.episode/0", "does not have it once"),
-    "other calls": (lambda v: v["edges"].pop(), "edges", "others call one another"),
-    "another role": (lambda v: v["roles"][0].update(instances=2), "roles.judge", "the job describes it otherwise"),
-    "a role that is gone": (lambda v: v["roles"].pop(), "roles", "the job has others"),
-    "a gap in the ranks (W16)": (rank("rollout/3", world=9), "ranks.world", "is nobody's"),
-    "a rank at odds with the world rank": (rank("rollout/2", role=3), "rollout/2.ranks.role", "it is 1"),
-    "another node rank": (rank("rollout/3", node=0), "rollout/3.ranks.node", "it is 1"),
-    "another local rank": (rank("rollout/3", local=0), "rollout/3.ranks.local", "it is 1"),
+    "a bundle on another node": (
+        bundle("policy/0", node="b"),
+        "bundles.policy/0.node",
+        "bundles.policy/0.node = b: its workers make it a; set it to that",
+    ),
+    "a bundle that is gone": (
+        lambda v: v["bundles"].pop(),
+        "bundles.episode/0",
+        "bundles.episode/0: the plan does not have it once; set it as in a plan made anew",
+    ),
+    "other calls": (
+        lambda v: v["edges"].pop(),
+        "edges",
+        "edges: others call one another in this job; a plan says where; change the job, and plan it anew",
+    ),
+    "another role": (
+        lambda v: v["roles"][0].update(instances=2),
+        "roles.judge",
+        "roles.judge: the job describes it otherwise; a plan says where; change the job, and plan it anew",
+    ),
+    "a role that is gone": (
+        lambda v: v["roles"].pop(),
+        "roles",
+        (
+            "roles = judge, policy, rollout, episode: the job has others; a plan says where; change the job, "
+            "and plan it anew"
+        ),
+    ),
+    "a gap in the ranks (W16)": (
+        rank("rollout/3", world=9),
+        "ranks.world",
+        (
+            "ranks.world: the world ranks are 0, 1, 2, 3, 4, 5, 6, 9: 7 is nobody's; number the 8 workers "
+            "from 0 without a gap"
+        ),
+    ),
+    "a rank at odds with the world rank": (
+        rank("rollout/2", role=3),
+        "rollout/2.ranks.role",
+        "rollout/2.ranks.role = 3: by its world rank, 1, it is 1; set it to 1",
+    ),
+    "another node rank": (
+        rank("rollout/3", node=0),
+        "rollout/3.ranks.node",
+        "rollout/3.ranks.node = 0: by its world rank, 7, it is 1; set it to 1",
+    ),
+    "another local rank": (
+        rank("rollout/3", local=0),
+        "rollout/3.ranks.local",
+        "rollout/3.ranks.local = 0: by its world rank, 7, it is 1; set it to 1",
+    ),
     "a worker that is missing: a rank nobody runs with (W20)": (
         without("rollout/3"),
         "rollout/3",
-        "nobody runs with its rank",
+        (
+            "rollout/3: the job has this worker and the plan has not: nobody runs with its rank; a plan says "
+            "where; change the job, and plan it anew"
+        ),
     ),
 }
 
@@ -116,11 +235,10 @@ def test_what_the_planner_makes_passes() -> None:
 
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_that_cannot_be_is_named(name: str) -> None:
-    edit, field, why = EDITS[name]
+    edit, field, text = EDITS[name]
     found = verify(edited(edit), JOB, NODES)
     assert {problem.field for problem in found} == {field}
-    assert why in found[0].why
-    assert all(problem.mend for problem in found)
+    assert "\n".join(map(str, found)) == text
 
 
 _APART = (
@@ -158,9 +276,10 @@ def test_a_worker_that_the_job_has_not_is_named_and_so_is_one_that_is_there_twic
             ranks = {**vertex["ranks"], "world": len(values["vertices"]) + number}
             values["vertices"] = [*values["vertices"], {**vertex, "ranks": ranks}]
 
-    fields = {problem.field: problem.why for problem in verify(edited(edit), JOB, NODES)}
-    assert fields["../rollout"] == "the job has no such worker"
-    assert fields["judge/0"] == "the plan has 2 workers of this name"
+    found = {problem.field: str(problem) for problem in verify(edited(edit), JOB, NODES)}
+    anew = "a plan says where; change the job, and plan it anew"
+    assert found["../rollout"] == f"../rollout: the job has no such worker; {anew}"
+    assert found["judge/0"] == "judge/0: the plan has 2 workers of this name; leave one"
 
 
 def test_workers_may_be_moved_to_other_cpus_devices_and_ranks() -> None:
@@ -185,8 +304,8 @@ def test_ranks_that_go_against_the_devices_are_refused() -> None:
         worker(values, "rollout/2")["devices"] = [0]
 
     (problem,) = verify(edited(edit), JOB, NODES)
-    assert problem.field == "rollout/2.ranks.world"
-    assert "rollout/0 comes before it" in problem.why
+    why = "rollout/0 comes before it, and ranks go by node, then by device; exchange it with rollout/0's"
+    assert str(problem) == f"rollout/2.ranks.world = 1: {why}"
 
 
 def test_a_node_that_is_too_full_is_named() -> None:
@@ -199,10 +318,10 @@ def test_a_node_that_is_too_full_is_named() -> None:
             one["node"] = "a"
 
     found = verify(edited(edit, made(wanted)), wanted, NODES)
-    asked = {problem.why for problem in found if problem.field == "nodes.a"}
+    asked = {str(problem) for problem in found if problem.field == "nodes.a"}
     assert asked == {
-        "its workers ask for 80 GiB of memory, and it has 64 for them",
-        "its workers ask for 8 CPUs, and it has 7 for them",
+        "nodes.a: its workers ask for 80 GiB of memory, and it has 64 for them; move some to another node",
+        "nodes.a: its workers ask for 8 CPUs, and it has 7 for them; move some to another node",
     }
 
 
@@ -210,8 +329,9 @@ def test_a_bundle_that_is_torn_apart_is_named() -> None:
     def edit(values: dict[str, Any]) -> None:
         worker(values, "reward/0").update(node="b", domain="b")
 
-    found = {problem.field: problem.why for problem in verify(edited(edit), JOB, NODES)}
-    assert "they are to lie together" in found["reward/0.node"]
+    found = {problem.field: str(problem) for problem in verify(edited(edit), JOB, NODES)}
+    why = "episode/0 lies on a, and they are to lie together; move one of them"
+    assert found["reward/0.node"] == f"reward/0.node = 'b': {why}"
 
 
 def test_devices_of_a_bundle_that_shares_them_stay_shared() -> None:
@@ -219,8 +339,8 @@ def test_devices_of_a_bundle_that_shares_them_stay_shared() -> None:
     wanted = job(2, (group,), policy=RoleConfig(accelerators=2), rollout=RoleConfig(accelerators=1))
     assert verify(made(wanted), wanted, NODES) == ()
     found = verify(edited(put("rollout/1", devices=[3]), made(wanted)), wanted, NODES)
-    why = "rollout uses [0, 3] and policy [0, 1], and they are to share devices"
-    assert why in [problem.why for problem in found]
+    why = "rollout uses [0, 3] and policy [0, 1], and they are to share devices; give both the same"
+    assert f"bundles.policy/0: {why}" in [str(problem) for problem in found]
     both = verify(edited(put("rollout/1", devices=[0]), made(wanted)), wanted, NODES)
     assert [problem.field for problem in both] == ["rollout/1.devices"], "two engines on one are not what it says"
 
@@ -244,8 +364,8 @@ def test_so_many_on_each_node_holds_in_an_edited_plan() -> None:
         worker(values, "rollout/3").update(node="a", domain="a")
         bundle("rollout/3", node="a")(values)
 
-    found = {problem.field: problem.why for problem in verify(edited(edit, made(wanted)), wanted, NODES)}
-    assert found["nodes.a"].startswith("3 of rollout are on it")
+    found = {problem.field: str(problem) for problem in verify(edited(edit, made(wanted)), wanted, NODES)}
+    assert found["nodes.a"] == "nodes.a: 3 of rollout are on it, and the job wants 2 on each of its nodes; move some"
 
 
 def test_a_plan_of_another_job_is_refused() -> None:

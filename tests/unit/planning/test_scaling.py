@@ -104,20 +104,55 @@ def test_a_number_that_is_free_again_is_used_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cfg", "role", "size", "why"),
+    ("cfg", "role", "size", "text"),
     [
-        (run_config(engines=2), "policy", 3, "ranks that train together hold one state"),
-        (run_config(engines=2), "reward", 3, "only rollout can be scaled"),
-        (run_config(engines=2), "rollout", 0, "from 1 to as many as find a place"),
-        (job(2, rollout=RoleConfig(min=2, max=4)), "rollout", 5, "from 2 to 4"),
-        (job(2, rollout=RoleConfig(min=2, max=4)), "rollout", 1, "from 2 to 4"),
-        (job(2, (CollocateConfig(roles=("rollout", "episode")),)), "rollout", 3, "together with other roles"),
+        (
+            run_config(engines=2),
+            "policy",
+            3,
+            (
+                "policy = 3: only rollout can be scaled while the run goes on; ranks that train together "
+                "hold one state, and their number is settled when they meet; stop the run, change the "
+                "job, resume it"
+            ),
+        ),
+        (
+            run_config(engines=2),
+            "reward",
+            3,
+            "reward = 3: only rollout can be scaled while the run goes on; stop the run, change the job, resume it",
+        ),
+        (
+            run_config(engines=2),
+            "rollout",
+            0,
+            "rollout = 0: rollout may have from 1 to as many as find a place; see fleet.roles.rollout.min and max",
+        ),
+        (
+            job(2, rollout=RoleConfig(min=2, max=4)),
+            "rollout",
+            5,
+            "rollout = 5: rollout may have from 2 to 4; see fleet.roles.rollout.min and max",
+        ),
+        (
+            job(2, rollout=RoleConfig(min=2, max=4)),
+            "rollout",
+            1,
+            "rollout = 1: rollout may have from 2 to 4; see fleet.roles.rollout.min and max",
+        ),
+        (
+            job(2, (CollocateConfig(roles=("rollout", "episode")),)),
+            "rollout",
+            3,
+            (
+                "rollout = 3: it lies in bundles together with other roles, which cannot be scaled; "
+                "leave it out of fleet.collocate"
+            ),
+        ),
     ],
 )
-def test_what_cannot_be_scaled_is_refused_with_the_reason(cfg: RunConfig, role: str, size: int, why: str) -> None:
-    problem = find_unscalable(cfg, role, size)
-    assert problem is not None
-    assert why in str(problem)
+def test_what_cannot_be_scaled_is_refused_with_the_reason(cfg: RunConfig, role: str, size: int, text: str) -> None:
+    assert str(find_unscalable(cfg, role, size)) == text
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,6 @@ def test_a_process_is_known_while_its_program_is_being_started() -> None:
     for _ in range(20):  # some of them are met in it
         with subprocess.Popen(["sleep", "600"], env={**much, MARK: "young:"}) as process:  # noqa: S607
             try:
-                assert carries(process.pid, "young:", time.monotonic() + 10)
+                assert carries(process.pid, ("young:",), time.monotonic() + 10)
             finally:
                 process.kill()

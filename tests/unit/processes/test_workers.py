@@ -67,6 +67,13 @@ async def ask(backend: Backend, what: str, argument: str = "", worker_id: Worker
     return told(await backend.launcher.call(worker_id, "grade", (asking(what, argument),)))
 
 
+async def test_a_worker_that_is_open_collects_its_garbage_and_not_what_it_imported(tmp_path: Path) -> None:
+    """Nothing is collected while it starts; left so, it would grow for as long as it lives."""
+    async with opened(tmp_path) as backend:
+        await backend.launcher.launch(spec())
+        assert await ask(backend, "collects") == "True True"
+
+
 async def test_a_worker_lives_in_a_process_and_a_group_of_its_own(tmp_path: Path) -> None:
     async with opened(tmp_path) as backend:
         await backend.launcher.launch(spec())

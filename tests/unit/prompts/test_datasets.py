@@ -12,6 +12,7 @@ from protocols.adapters import Host
 from protocols.errors import BadPrompt, Problem, UserError
 from protocols.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from protocols.sections import Site
+from tests.support.texts import exactly
 
 datasets = pytest.importorskip("datasets", reason="pip install 'conductor-rl[datasets]'")
 
@@ -153,7 +154,9 @@ def test_a_name_is_not_downloaded_to_be_checked(tmp_path: Path) -> None:
 
 async def test_data_that_cannot_be_had_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "data.txt").touch()
-    with pytest.raises(UserError, match=r"prompts\.path = 'data\.txt'"):
+    with pytest.raises(
+        UserError, match=exactly("prompts.path = 'data.txt': split 'train' cannot be loaded: ValueError: ...")
+    ):
         await draw_all(tmp_path, adapter.Config(path="data.txt"))
 
 

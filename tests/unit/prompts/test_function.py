@@ -10,6 +10,7 @@ from protocols.adapters import Host
 from protocols.errors import BadPrompt, UserError
 from protocols.prompts import ChatMessage, ChatPrompt, SourceState, TextPrompt, TokenPrompt
 from protocols.sections import Site
+from tests.support.texts import exactly
 
 FORMS = """
 def prompt(index, seed):
@@ -124,7 +125,7 @@ async def test_a_function_that_cannot_be_had_is_the_users_error(tmp_path: Path, 
     (problem,) = function.check(cfg, host(tmp_path).site)
     assert problem.field == "prompts.function"
     assert why in problem.why
-    with pytest.raises(UserError, match=r"prompts\.function"):
+    with pytest.raises(UserError, match=exactly(f"prompts.function = 'tasks.py:prompt': {problem.why}")):
         async with function.open(cfg, host(tmp_path)):
             pass
 

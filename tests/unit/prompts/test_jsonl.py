@@ -12,6 +12,7 @@ from protocols.adapters import Host
 from protocols.errors import BadPrompt, UserError
 from protocols.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from protocols.sections import Site
+from tests.support.texts import exactly
 
 
 def site(folder: Path, seed: int = 0) -> Site:
@@ -150,7 +151,8 @@ async def test_a_file_that_cannot_be_read_is_the_users_error(tmp_path: Path, nam
     cfg = jsonl.Config(path=name)
     (problem,) = problems(tmp_path, cfg)
     assert "cannot be read" in problem
-    with pytest.raises(UserError, match="cannot be read"):
+    text = f"prompts.path = '{name}': [Errno ...] ...; give the path of a file of JSON lines"
+    with pytest.raises(UserError, match=exactly(text)):
         async with jsonl.open(cfg, host(tmp_path)):
             pass
 
@@ -158,6 +160,7 @@ async def test_a_file_that_cannot_be_read_is_the_users_error(tmp_path: Path, nam
 async def test_an_empty_file_is_the_users_error(tmp_path: Path) -> None:
     cfg = jsonl.Config(path=write(tmp_path, "", "   "))
     assert problems(tmp_path, cfg) == ["the file has no lines"]
-    with pytest.raises(UserError, match="no lines"):
+    text = "prompts.path = 'data.jsonl': the file has no lines; write one JSON object a line"
+    with pytest.raises(UserError, match=exactly(text)):
         async with jsonl.open(cfg, host(tmp_path)):
             pass

@@ -62,3 +62,9 @@ def test_protocols_need_the_standard_library_and_msgspec(module: str) -> None:
     if "anyio" in needed:
         allowed.add("sniffio")
     assert brought - sys.stdlib_module_names <= {"protocols"} | allowed
+
+
+def test_what_plays_episodes_of_a_small_model_loads_no_torch() -> None:
+    """Each worker that does takes four seconds more to start, and to be replaced."""
+    _, brought = _import("backends.processes.worker", "backends.episodes.single_turn", "backends.models.scratch")
+    assert not brought & HEAVY

@@ -14,6 +14,7 @@ from conductor.cli.main import main
 from conductor.review.spans import began_ns, export
 from conductor.review.trace import slices_of
 from protocols.errors import UserError
+from tests.support.texts import exactly
 from tests.unit.cli.test_commands import JOB
 from tests.unit.review.test_shares import simulated
 
@@ -69,7 +70,10 @@ def test_an_exporter_that_refuses_is_told() -> None:
             super().export(spans)
             return "no"
 
-    with pytest.raises(UserError, match="the collector did not take the spans; check that it runs"):
+    with pytest.raises(
+        UserError,
+        match=exactly("the collector did not take the spans; check that it runs, and the address of its HTTP port"),
+    ):
         export(simulated(0), Refusing(), name="refused", began=BEGAN)
 
 
@@ -121,7 +125,7 @@ def test_a_collector_receives_a_run(tmp_path: Path, collector: str, monkeypatch:
 
 
 def test_a_run_that_does_not_say_when_it_began_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not say when its run began"):
+    with pytest.raises(UserError, match=exactly(f"{tmp_path} does not say when its run began: ...")):
         began_ns(tmp_path)
     (tmp_path / "job.json").touch()
     (tmp_path / "log.jsonl").write_text('{"event":"run.started","timestamp":"2026-11-30T10:00:00Z"}\n')

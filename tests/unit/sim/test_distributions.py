@@ -21,6 +21,7 @@ from protocols.messages import LeaseId, PayloadRef, WeightVersion
 from protocols.rollouts import GroupReceipt, SampleReceipt
 from protocols.sections import Site
 from protocols.tracking import StepRecord
+from tests.support.texts import exactly
 
 NAMES = [f"7/{position}/{sample}/0" for position in range(500) for sample in range(40)]
 
@@ -64,13 +65,20 @@ def test_a_finished_run_is_read_without_its_first_step(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, records)))
     assert step_seconds(tmp_path, "time/train_s") == (2.0, 3.0)
     assert parse(f"empirical:{tmp_path}", lambda run: step_seconds(run, "time/train_s"))("any") in {2.0, 3.0}
-    with pytest.raises(UserError, match="tells nothing of time/publish_s"):
+    with pytest.raises(
+        UserError,
+        match=exactly(
+            f"{tmp_path}/metrics.jsonl tells nothing of time/publish_s; name the folder of a run that has trained"
+        ),
+    ):
         step_seconds(tmp_path, "time/publish_s")
 
 
 @pytest.mark.parametrize("text", ["", "fast", "constant:-1", "constant:nan", "lognormal:inf", "lognormal:1:2:3", "x:1"])
 def test_what_is_no_distribution_is_refused_with_what_would_be_one(text: str) -> None:
-    with pytest.raises(UserError, match="lognormal:SIGMA"):
+    with pytest.raises(
+        UserError, match=exactly("it names no distribution: constant:SECONDS, lognormal:SIGMA, empirical:RUN_DIR")
+    ):
         parse(text, untold)
 
 
@@ -79,7 +87,8 @@ async def test_lengths_come_from_the_record_of_a_run(tmp_path: Path) -> None:
     """A mean per step has no tail; the record has every sample."""
     site = Site(job_dir=str(tmp_path), run_dir=str(tmp_path))
     async with sqlite.open(sqlite.Config(), Host(site=site, payloads=ScriptedPayloads())) as ledger:
-        with pytest.raises(UserError, match="tells nothing of samples"):
+        text = f"the record in {tmp_path} tells nothing of samples; name the folder of a run that has trained"
+        with pytest.raises(UserError, match=exactly(text)):
             sample_lengths(tmp_path)
         await ledger.append((graded("L0", 3, 90), graded("L1", 5)))
     assert sample_lengths(tmp_path) == (3, 90, 5)

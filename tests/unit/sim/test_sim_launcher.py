@@ -15,6 +15,7 @@ from protocols.messages import WorkerId
 from protocols.sections import Section, Site
 from protocols.simulation import Observed
 from tests.support.hosted import running
+from tests.support.texts import exactly
 
 REWARD, POLICY = WorkerId("reward/0"), WorkerId("policy/0")
 
@@ -54,7 +55,7 @@ async def test_it_hosts_a_role_whatever_the_job_names(launcher: SimLauncher) -> 
     assert await running(launcher) == {REWARD: True}
     with pytest.raises(InvariantError):
         await launcher.launch(spec())
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=exactly("a simulation has no workload for [tracker]")):
         await launcher.launch(spec(WorkerId("x/0"), "tracker"))
 
 

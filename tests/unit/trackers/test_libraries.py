@@ -8,7 +8,7 @@ import pytest
 
 from backends.trackers import prometheus
 from protocols.tracking import StepRecord
-from tests.support.trackers import TENSORBOARD, read_events
+from tests.support.trackers import TENSORBOARD, WANDB, read_events, read_offline_run
 
 pytestmark = [pytest.mark.real_time, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # the libraries' own
 
@@ -44,3 +44,25 @@ async def test_the_official_parser_reads_what_prometheus_scrapes() -> None:
         "conductor_loss": -0.25,
     }
     assert samples["conductor_step"].labels == {"run": "run-1"}
+
+
+async def test_wandb_leaves_no_process_and_no_run_of_others_is_touched(tmp_path: Path) -> None:
+    """Its process outlived the run; and where somebody else has a run in this process, theirs would be finished."""
+    library = pytest.importorskip("wandb")
+    own = library.init(mode="offline", dir=str(tmp_path), settings=library.Settings(silent=True, console="off"))
+    (tmp_path / "ours").mkdir()
+    async with WANDB.open(tmp_path / "ours") as tracker:
+        await tracker.log(record(1))
+    assert read_offline_run(tmp_path / "ours") == [record(1)]
+    assert library.run is own
+    own.log({"loss": 1.0})
+    own.finish()
+    async with WANDB.open(tmp_path / "ours") as tracker:
+        await tracker.log(record(2))
+    assert read_offline_run(tmp_path / "ours") == [record(1), record(2)]
+    assert not [name for name in names_of_children() if "wandb" in name]
+
+
+def names_of_children() -> list[str]:
+    lists = [path.read_text(encoding="utf-8") for path in Path("/proc/self/task").glob("*/children")]
+    return [Path(f"/proc/{child}/comm").read_text(encoding="utf-8") for child in " ".join(lists).split()]

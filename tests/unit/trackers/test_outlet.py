@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import structlog
+from structlog.typing import EventDict
 
 from backends.trackers._outlet import OutletTracker, open_outlet
 from protocols.tracking import StepRecord
@@ -103,6 +105,41 @@ async def test_one_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
                 await tracker.log(record(step))
         assert time.monotonic() - began < 10
         assert [line["step"] for line in undelivered(tmp_path)] == [2, 3]
+    finally:
+        may.set()
+
+
+async def test_whoever_waits_for_one_that_hangs_is_told_and_may_stop_waiting(tmp_path: Path) -> None:
+    """Ten seconds at the end of a run, with nothing on the screen, are taken for a hang of the run."""
+    may, left, told = threading.Event(), anyio.Event(), anyio.Event()
+
+    def hear(_logger: object, _method: str, entry: EventDict) -> EventDict:
+        told.set()
+        return entry
+
+    try:
+        with structlog.testing.capture_logs(processors=[hear]) as lines:
+            async with anyio.create_task_group() as tasks:
+
+                async def live() -> None:
+                    async with open_outlet(
+                        "scripted", lambda: ScriptedOutlet(lambda _: may.wait(30)), str(tmp_path)
+                    ) as port:
+                        await port.log(record(1))
+                        await port.log(record(2))
+                    left.set()
+
+                tasks.start_soon(live)
+                await told.wait()
+                tasks.cancel_scope.cancel()
+        assert lines[0] == {
+            "event": "tracker.awaited",
+            "log_level": "warning",
+            "tracker": "scripted",
+            "at_most_s": 10.0,
+        }
+        assert not left.is_set()
+        assert [line["step"] for line in undelivered(tmp_path)] == [2]
     finally:
         may.set()
 

@@ -20,6 +20,7 @@ from protocols.errors import UserError
 from protocols.sections import Section
 from tests.support.batches import GPT2, LLAMA, Drawn, Group, make_batch, site
 from tests.support.lora import needs_peft, with_lora
+from tests.support.texts import exactly
 
 FULL = [pytest.param(GPT2, id="gpt2"), pytest.param(LLAMA, id="llama")]
 ADAPTED = [
@@ -193,7 +194,11 @@ def test_adapters_alone_are_written(model: Section, tmp_path: Path) -> None:
 @needs_peft
 @pytest.mark.parametrize(
     ("lora", "named"),
-    [({"alpha": 32}, "lora_alpha = 16"), ({"rank": 4}, "r = 8"), ({"targets": ["q_proj"]}, "v_proj")],
+    [
+        ({"alpha": 32}, "job: its adapters have lora_alpha = 16, and the job's 32"),
+        ({"rank": 4}, "job: its adapters have r = 8, and the job's 4"),
+        ({"targets": ["q_proj"]}, "model: base_model.model.model.layers.0.mlp.down_proj.lora_A.weight, ... more"),
+    ],
 )
 def test_adapters_that_the_job_does_not_describe_are_refused(lora: dict[str, Any], named: str, tmp_path: Path) -> None:
     """The same matrices with another alpha are another model, and nothing else would show it."""
@@ -202,7 +207,8 @@ def test_adapters_that_the_job_does_not_describe_are_refused(lora: dict[str, Any
     _save(trained, tmp_path)
     learner = _learner(with_lora(LLAMA, **lora))
     before = {name: weight.clone() for name, weight in named_weights(learner.module).items()}
-    with pytest.raises(UserError, match=named):
+    text = f"{tmp_path} is of another {named}; load it with the job that wrote it"
+    with pytest.raises(UserError, match=exactly(text)):
         checkpoint.load(learner, tmp_path)
     assert all(torch.equal(weight, before[name]) for name, weight in named_weights(learner.module).items())
 
@@ -244,7 +250,8 @@ def test_a_random_state_that_is_none_is_the_users_error(name: str, text: str, tm
     spoilt = json.dumps(header).encode()
     file.write_bytes(len(spoilt).to_bytes(8, "little") + spoilt + content[8 + size :])
     fresh = _learner()
-    with pytest.raises(UserError, match="cannot be read"):
+    text = f"{tmp_path} cannot be read: ...; restore it, or go on from another checkpoint"
+    with pytest.raises(UserError, match=exactly(text)):
         checkpoint.load(fresh, tmp_path)
     assert fresh.version == 0
     assert _equal(fresh.module, _learner().module)
@@ -273,8 +280,12 @@ def test_a_critic_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     learner = _learner(cfg=Config(algorithm="ppo"))
     _save(learner, tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(UserError, match=name):
+    with pytest.raises(UserError, match=exactly(incomplete(tmp_path, name))):
         checkpoint.load(learner, tmp_path)
+
+
+def incomplete(folder: Path, name: str) -> str:
+    return f"{folder} is no complete checkpoint: {name} is missing; restore it, or go on from another checkpoint"
 
 
 def test_parts_of_two_checkpoints_are_none(tmp_path: Path) -> None:
@@ -285,7 +296,8 @@ def test_parts_of_two_checkpoints_are_none(tmp_path: Path) -> None:
         _save(learner, folder)
     older = (tmp_path / "one" / "critic" / "optimizer.safetensors").read_bytes()
     (tmp_path / "two" / "critic" / "optimizer.safetensors").write_bytes(older)
-    with pytest.raises(UserError, match="different versions"):
+    why = "is put together from checkpoints of different versions; restore it, or go on from another checkpoint"
+    with pytest.raises(UserError, match=exactly(f"{tmp_path / 'two'} {why}")):
         checkpoint.load(learner, tmp_path / "two")
 
 
@@ -308,7 +320,7 @@ def test_what_is_missing_is_named(model: Section, name: str, tmp_path: Path) -> 
     learner = _learner(model)
     _save(learner, tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(UserError, match=name):
+    with pytest.raises(UserError, match=exactly(incomplete(tmp_path, name))):
         checkpoint.load(learner, tmp_path)
 
 
@@ -338,7 +350,11 @@ def test_half_a_file_is_the_users_error_and_changes_nothing(
 
 @pytest.mark.parametrize(
     ("config", "named"),
-    [({"n_embd": 32}, "transformer.wte.weight"), ({"n_layer": 2}, "transformer.h.1"), ({"n_positions": 32}, "wpe")],
+    [
+        ({"n_embd": 32}, "mismatched: transformer.h.0.attn.c_attn.bias [96] not [48], ... more"),
+        ({"n_layer": 2}, "unexpected: transformer.h.1.attn.c_attn.weight, ... more"),
+        ({"n_positions": 32}, "mismatched: transformer.wpe.weight [32, 16] not [64, 16]"),
+    ],
 )
 def test_a_folder_of_another_model_is_refused(config: dict[str, Any], named: str, tmp_path: Path) -> None:
     other = _learner(_resized(**config))
@@ -346,7 +362,8 @@ def test_a_folder_of_another_model_is_refused(config: dict[str, Any], named: str
     _save(other, tmp_path)
     learner = _learner()
     before = load_module(site())
-    with pytest.raises(UserError, match=named):
+    text = f"{tmp_path} is of another model: {named}; load it with the job that wrote it"
+    with pytest.raises(UserError, match=exactly(text)):
         checkpoint.load(learner, tmp_path)
     assert _equal(learner.module, before)
 
@@ -359,5 +376,7 @@ def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
     learner = _learner()
     _save(learner, tmp_path)
     (tmp_path / "optimizer.safetensors").write_bytes(wrong)
-    with pytest.raises(UserError, match="another model"):
+    why = "the optimizer's transformer.h.0.attn.c_attn.bias/exp_avg has the shape [96]"
+    text = f"{tmp_path} is of another model: {why}; load it with the job that wrote it"
+    with pytest.raises(UserError, match=exactly(text)):
         checkpoint.load(learner, tmp_path)

@@ -16,7 +16,8 @@ import torch
 from anyio.lowlevel import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backends.models.loading import load_module, load_tokenizer
+from backends.models.loading import load_module
+from backends.models.opening import load_tokenizer
 from backends.sim.payloads import ScriptedPayloads
 from backends.trainers import torch as adapter
 from backends.trainers.torch import Config
@@ -25,7 +26,7 @@ from backends.trainers.torch.learner import Learner
 from backends.trainers.torch.models import Models
 from backends.trainers.torch.trainer import TorchTrainer
 from protocols.adapters import Host
-from protocols.errors import PortFailed, UserError
+from protocols.errors import PayloadLost, PortFailed, UserError
 from protocols.sections import Section, Site
 from protocols.training import CheckpointRequest, StageRequest
 from tests.support.batches import Drawn, Group, make_batch, site
@@ -171,6 +172,20 @@ async def test_a_token_that_the_model_does_not_have_is_no_foreign_exception() ->
     batch = await make_batch([Group((1,), [Drawn((2, 99, 3))])]).store(bench.payloads)
     with pytest.raises(PortFailed):
         await bench.trainer.train_step(batch)
+    assert bench.idle
+
+
+async def test_where_one_payload_is_lost_all_that_are_lost_are_named_also_those_of_other_ranks() -> None:
+    """A node went with a batch: each of its groups cost a step of all ranks and a meeting, one after the other."""
+    bench = Bench()
+    bench.learner.layout.ranks.world = 2  # groups 1 and 3 are the other rank's
+    batch = await make_batch([Group((1,), [Drawn((2, 3))])] * 4).store(bench.payloads)
+    owners = [group.payload.owner for group in batch.groups]
+    for index in (0, 2, 3):
+        await bench.payloads.release(owners[index])
+    with pytest.raises(PayloadLost) as caught:
+        await bench.trainer.train_step(batch)
+    assert (caught.value.owner, *caught.value.others) == (owners[0], owners[2], owners[3])
     assert bench.idle
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.models.loading import load_module, load_tokenizer
+from backends.models.loading import load_module
+from backends.models.opening import load_tokenizer
 from tests.support.batches import LLAMA, VOCABULARY, Drawn, Group, make_batch, site
 from tests.support.learners import make_learner
 

@@ -104,6 +104,22 @@ async def test_a_probe_that_is_never_answered_costs_a_load_and_not_the_engine(
 
 
 @each_kind
+async def test_a_pause_that_comes_during_a_probe_does_not_wait_for_it(kind: str) -> None:
+    """The server stands still, and answers it when it goes on: until then the load held whoever paused it for 120 s."""
+    async with open_pair(kind, faults="hang@Engine.generate#1") as (engine, published):
+        manifest = await published.manifest(0)
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(engine.load_weights, manifest)
+                while engine._weights._probing is None:  # noqa: ASYNC110 - what a server is asked rings no bell
+                    await anyio.sleep(0.01)
+                await engine.pause()
+            assert (await engine.status()).version is None
+            await engine.resume()
+        assert (await engine.status()).version == 0
+
+
+@each_kind
 async def test_a_server_that_was_not_heard_to_go_on_is_not_probed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stands still, and would never answer: the load fails, and the next one finds it."""
     monkeypatch.setattr(weights, "RESUME_S", 0.5)
@@ -210,7 +226,7 @@ async def test_200_requests_aborted_by_prefix_leave_none_running(kind: str) -> N
             assert "engine.abort_unanswered" not in {line["event"] for line in told}  # by name, not by hanging up
             assert await engine.live_requests() == frozenset()
         assert {type(error) for error in errors} == {Aborted}
-        assert await engine._dialect.running() == 0
+        assert (await engine._dialect.load()).requests == 0
         await engine.resume()
 
 
@@ -237,7 +253,7 @@ async def test_an_abort_that_is_answered_and_ends_nothing_is_noticed(monkeypatch
             await anyio.wait_all_tasks_blocked()
             assert await engine.abort("p.1/L0/") == {"p.1/L0/0/0/0", "p.1/L0/0/1/0"}
             assert await engine.live_requests() == frozenset()
-            assert await engine._dialect.running() == 0  # hanging up ended them
+            assert (await engine._dialect.load()).requests == 0  # hanging up ended them
         await engine.resume()
 
 

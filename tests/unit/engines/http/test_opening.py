@@ -11,6 +11,10 @@ from protocols.backend import Ranks
 from protocols.errors import UserError
 from protocols.sections import Section
 from tests.support.batches import site
+from tests.support.http_engines import open_test_server
+from tests.support.texts import exactly
+
+pytestmark = pytest.mark.real_time
 
 URL = "http://127.0.0.1:1"
 
@@ -34,11 +38,34 @@ def test_every_mistake_is_named(adapter: object) -> None:
     assert fields(urls=(URL,), model={"lora": {"rank": 4}}) == refused
 
 
+def test_weights_that_cannot_be_sent_are_refused() -> None:
+    def fields(adapter: object, lora: object = None, **options: object) -> list[str]:
+        cfg = adapter.Config(urls=(URL,), **options)  # pyright: ignore[reportAttributeAccessIssue]
+        model = Section(kind="scratch", options={"lora": lora} if lora else {})
+        return [problem.field for problem in adapter.check(cfg, site(model))]  # pyright: ignore[reportAttributeAccessIssue]
+
+    assert fields(vllm, weights="gloo") == []
+    assert fields(vllm, weights="nccl", weights_dir="there") == ["engine.weights"]
+    assert fields(vllm, weights="gloo", lora={"rank": 4}) == ["engine.weights"]
+    assert fields(sglang, weights="gloo") == ["engine.weights"]
+
+
+async def test_a_broadcast_between_gpus_without_a_gpu_is_refused() -> None:
+    host = Host(site=site(), payloads=ScriptedPayloads())
+    async with open_test_server("vllm") as url:
+        options = vllm.Config(urls=(url,), weights="nccl")
+        with pytest.raises(UserError, match="needs a GPU"):
+            async with open_server_engine(options, host, lambda one: VllmDialect(one, "raw")):
+                pass
+
+
 async def test_an_engine_without_a_server_of_its_own_is_refused() -> None:
     """Two engines on one server would load weights into it against each other."""
     ranks = Ranks(world=2, role=1, node=0, local=2)
     host = Host(site=site(), payloads=ScriptedPayloads(), ranks=ranks)
-    with pytest.raises(UserError, match="names 1 servers, and there is an engine number 2"):
+    why = "it names 1 servers, and there is an engine number 2"
+    text = f"engine.urls: {why}; name one for each engine, or set engines = 1"
+    with pytest.raises(UserError, match=exactly(text)):
         async with open_server_engine(vllm.Config(urls=(URL,)), host, lambda one: VllmDialect(one, "raw")):
             pass
 
@@ -48,6 +75,8 @@ async def test_a_second_engine_behind_a_router_is_refused() -> None:
     ranks = Ranks(world=2, role=1, node=0, local=2)
     host = Host(site=site(), payloads=ScriptedPayloads(), ranks=ranks)
     options = vllm.Config(urls=(URL, URL), router=URL)
-    with pytest.raises(UserError, match="engines = 1"):
+    with pytest.raises(
+        UserError, match=exactly("engine.router: the servers behind it are one engine; set engines = 1")
+    ):
         async with open_server_engine(options, host, lambda one: VllmDialect(one, "raw")):
             pass

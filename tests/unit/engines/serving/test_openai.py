@@ -44,7 +44,10 @@ async def test_the_openai_client_is_answered(kind: str) -> None:
     openai = pytest.importorskip("openai")
 
     def ask(url: str) -> Any:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            return ask_with(client)
+
+    def ask_with(client: Any) -> Any:
         told = {name: value for name, value in COMPLETION.items() if name != "logprobs"}
         chat = {"model": "policy", "messages": [{"role": "user", "content": "1+2"}], "max_tokens": 5, "seed": 1}
         whole = client.completions.create(**told).choices[0].text
