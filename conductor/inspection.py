@@ -127,7 +127,7 @@ def inspect(record: Record) -> Inspection:
         lives=1 + sum(isinstance(event, Resumed) for event in record.events),
         events=len(record.events),
         lost=record.lost,
-        incidents=sum(isinstance(event, Incident) for event in record.events),
+        incidents=sum(isinstance(event, Incident) and event.verdict != "noted" for event in record.events),
         compacted=any(isinstance(event, Compacted) for event in record.events),
         balanced=groups.balanced and table.accounts.balanced and samples.balanced,
         groups=groups,

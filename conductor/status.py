@@ -85,7 +85,7 @@ def take_status(
         open_waits=len(ctx.waits),
         engines=engines[:MOST_LISTED],
         workers=workers[:MOST_LISTED],
-        incidents=sum(isinstance(event, Incident) for event in ctx.incidents),
+        incidents=sum(isinstance(event, Incident) and event.verdict != "noted" for event in ctx.incidents),
         scaled=_scaled(ctx.incidents),
         evaluation=None
         if ctx.evaluation is None

@@ -1,6 +1,6 @@
 """One role's workers: launched as a whole or not at all, and ended whatever happens."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ import anyio
 from conductor.fleet.calling import Calls
 from conductor.fleet.together import all_or_first
 from conductor.fleet.undo import undo_each, undoing
-from protocols.backend import LauncherPort, WorkloadSpec
+from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
 from protocols.errors import DeadlineExceeded, WorkerLost
 from protocols.fleet import Vertex
 from protocols.lifecycle import LifecyclePort
@@ -48,6 +48,21 @@ class Sight:
 
     losses: dict[WorkerId, WorkerLost]
     leaving: tuple[WorkerId, ...]
+
+
+def sight_of(members: Collection[WorkerId], states: Mapping[WorkerId, WorkerState]) -> Sight:
+    """Return what a launcher's answer says of some members, in their order."""
+    losses: dict[WorkerId, WorkerLost] = {}
+    leaving: list[WorkerId] = []
+    for member in members:
+        state = states.get(member)
+        if state is None:
+            losses[member] = WorkerLost(worker=member, cause="it was not launched")
+        elif state.cause is not None:
+            losses[member] = WorkerLost(worker=member, cause=state.cause, preempted=state.preempted)
+        elif state.leaving:
+            leaving.append(member)
+    return Sight(losses=losses, leaving=tuple(leaving))
 
 
 class WorkerGroup:
@@ -100,7 +115,8 @@ class WorkerGroup:
         Raises:
             ConductorError: One could not be ended or launched.
         """
-        names = tuple(member for member in self.members if member in set(members))
+        wanted = set(members)
+        names = tuple(member for member in self._specs if member in wanted)
         self._up.difference_update(names)
         await self.end(names)
         await self._launch(names)
@@ -149,18 +165,7 @@ class WorkerGroup:
 
     async def look(self) -> Sight:
         """Return what the launcher knows of the members."""
-        states = await self._launcher.poll()
-        losses: dict[WorkerId, WorkerLost] = {}
-        leaving: list[WorkerId] = []
-        for member in self.members:
-            state = states.get(member)
-            if state is None:
-                losses[member] = WorkerLost(worker=member, cause="it was not launched")
-            elif state.cause is not None:
-                losses[member] = WorkerLost(worker=member, cause=state.cause, preempted=state.preempted)
-            elif state.leaving:
-                leaving.append(member)
-        return Sight(losses=losses, leaving=tuple(leaving))
+        return sight_of(self._specs, await self._launcher.poll())
 
     async def probe(self, member: WorkerId) -> bool:
         """Return whether one member runs."""
@@ -199,10 +204,10 @@ class WorkerGroup:
         """Fail when one of some members dies that had been launched."""
         while True:
             await anyio.sleep(_LOOK_S)
-            losses = await self.losses()
-            for member in members:
-                if member in self._up and member in losses:
-                    raise losses[member]
+            states = await self._launcher.poll()
+            losses = sight_of([member for member in members if member in self._up], states).losses
+            for loss in losses.values():
+                raise loss
 
 
 _: type[LifecyclePort] = WorkerGroup

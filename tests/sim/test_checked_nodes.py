@@ -147,6 +147,8 @@ def test_a_slow_node_is_told_of_and_left_where_the_job_says_so(exclude: bool) ->
     (incident,) = scene.incidents()
     assert incident.verdict == ("restored" if exclude else "noted")
     assert "b 4.6 times the median of 1.1 s" in incident.detail
+    record = Record(events=anyio.run(scene.ledger.replay), lost=0)
+    assert inspect(record).incidents == exclude, "a worker that was only taken note of was not lost"
 
 
 def test_a_rank_leaves_a_node_that_loses_it_again_and_again_and_the_new_one_is_checked() -> None:

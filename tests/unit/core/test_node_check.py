@@ -115,3 +115,24 @@ def test_of_two_the_slower_one_is_the_straggler() -> None:
 def test_nobody_is_nobody() -> None:
     assert first_round([]) == ()
     assert judge([], [], ratio=RATIO) == Findings(faulty={}, slow={}, median_s=0.0)
+
+
+def pairs(*seconds: float) -> list[Trial]:
+    """Return trials of pairs, both of which took so long."""
+    units = names(2 * len(seconds))
+    return [
+        Trial(group=group, seconds=dict.fromkeys(group, took))
+        for group, took in zip(first_round(units)[0], seconds, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("took_s", "again"), [(2.0, 0), (2.1, 1)])
+def test_slow_is_who_takes_more_than_so_many_times_the_median(took_s: float, again: int) -> None:
+    units, trials = names(6), pairs(1.0, 1.0, took_s)
+    assert len(second_round(units, trials, ratio=RATIO)) == again
+    assert set(judge(units, trials, ratio=RATIO).slow) == (set(units[4:]) if again else set())
+
+
+def test_where_nothing_takes_any_time_nobody_is_slow() -> None:
+    """A clock that is too coarse is no verdict, and nothing is divided by it."""
+    assert judge(names(6), pairs(0.0, 0.0, 1.0), ratio=RATIO).slow == {}

@@ -23,6 +23,8 @@ from protocols.training import (
     AccumulateReport,
     BatchLease,
     CheckpointRequest,
+    CheckReport,
+    CheckRequest,
     JoinRequest,
     RankPort,
     StageRequest,
@@ -162,6 +164,10 @@ class Rank:
     async def offer(self, host: str) -> str:
         await self._answer("offer")
         return f"{host}:1"
+
+    async def check(self, request: CheckRequest) -> CheckReport:
+        await self._answer("check")
+        return CheckReport(compute_s=1.0, exchange_s=float(request.world > 1))
 
     async def join(self, request: JoinRequest) -> None:
         self.meeting.members.discard(self.name)
