@@ -151,6 +151,6 @@ class CheckpointRegistry:
         self.begun = None
         last = {*self.last, *(() if version == self.first else (version,))}
         self.last = tuple(sorted(one for one in last if one <= version))
-        self.held = tuple(one for one in self.held if one <= version and one not in self.last)
+        self.held = tuple(one for one in self.held if one < version)
         self.gone = {one for one in self.gone if one < version}
         self.evaluations = {one: found for one, found in self.evaluations.items() if one <= version}

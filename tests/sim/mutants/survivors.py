@@ -15,6 +15,10 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "_team_problems: bound: len(members) > 1": "one role cannot be at odds with itself",
         "_team_problems: bound: times > 1 (2)": _WORDS,
     },
+    "conductor.core.registry": {
+        "CheckpointRegistry._go_back: bound: one < version (2)": "what a resume goes back to is not gone",
+        "CheckpointRegistry._keep: bound: version > newest": "the newest is whole, and kept for that",
+    },
     "conductor.core.settlements": {
         "Settlements.complete: bound: known >= version": "the checkpoint that is complete is among those that are kept",
     },
@@ -67,6 +71,11 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
     "conductor.settling": {
         "settle_run: no call: await sweep(ctx)": "the next start tidies the spool as well: till then a file lies there",
         "settle_run: no block: with _tried(failed):": "a sweep says itself that it failed; only its deadline gets out",
+    },
+    "conductor.keeping": {
+        "_pending: bound: version < served": (
+            "a hole: only reserved engines that are behind evaluate later what is served, and no test has them"
+        ),
     },
     "conductor.resuming": {
         "restore: no call: ctx.enter('resuming')": "a word for whoever watches",

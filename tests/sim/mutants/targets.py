@@ -42,14 +42,15 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.core.planning.wishes": _PLANNING,
     "conductor.core.publication": (_CORE, *_runs("pipeline", "publishing", "evaluation", "restaging")),
     "conductor.core.quarantine": (f"{_CORE}/test_quarantine.py",),
+    "conductor.core.registry": (f"{_CORE}/test_registry.py",),
     "conductor.core.settlements": (_CORE, *_runs("resume")),
     "conductor.core.staleness": (_CORE, *_runs("ages", "staleness")),
     "conductor.core.tally": (_CORE, *_runs("pipeline", "idle_steps", "resume")),
     "conductor.core.waits": (_CORE, "tests/unit/test_bounded.py", *_runs("watchdog")),
     "conductor.stages.admit": _runs("admit", "pipeline", "idle_steps", "resume"),
     "conductor.stages.batch": _runs("ends", "pipeline", "idle_steps", "ages", "staleness", "cost"),
-    "conductor.stages.checkpoint": _runs("saving", "resume", "checkpoint_while_training"),
-    "conductor.stages.evaluate": _runs("evaluation", "reserved_engines"),
+    "conductor.stages.checkpoint": _runs("saving", "keeping", "resume", "checkpoint_while_training"),
+    "conductor.stages.evaluate": _runs("evaluation", "reserved_engines", "keeping"),
     "conductor.stages.publish": _runs(
         "ages", "steps", "publishing", "pipeline", "evaluation", "reserved_engines", "restaging"
     ),
@@ -59,8 +60,9 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         "steps", "saving", "warnings", "pipeline", "idle_steps", "settling", "retries", "durability", "restaging"
     ),
     "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness", "retries"),
+    "conductor.keeping": _runs("keeping"),
     "conductor.settling": _runs("settling_acts", "settling", "abort", "evaluation", "durability"),
-    "conductor.resuming": _runs("going_on", "resume", "evaluation", "durability"),
+    "conductor.resuming": _runs("going_on", "resume", "keeping", "evaluation", "durability"),
     "conductor.fleet.attendance": (_FLEET, "tests/contract/test_roles.py", *_runs("scaling")),
     "conductor.fleet.failover": (_FLEET, *_runs("scaling")),
     "conductor.fleet.group": (_FLEET, *_runs("scaling")),

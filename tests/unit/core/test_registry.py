@@ -40,6 +40,13 @@ def written(version: int, *kept: int, held: Sequence[int] = ()) -> Checkpointed:
     return Checkpointed(version=v(version), kept=versions(*kept, version), held=versions(*held))
 
 
+def summary(cuts: tuple[Cut, ...], held: tuple[WeightVersion, ...]) -> Compacted:
+    return Compacted(
+        admitted=0, samples=0, position=None, dispatched=0, settled=0, tally=Tally().message(),
+        open=(), recent=(), dispatches=(), cuts=cuts, held=held,
+    )  # fmt: skip
+
+
 def evaluated(version: int, worth: float, metric: str = METRIC) -> Evaluated:
     return Evaluated(record=StepRecord(step=version, metrics={metric: worth}))
 
@@ -80,6 +87,42 @@ def test_a_checkpoint_that_was_removed_by_hand_is_not_counted_as_kept() -> None:
     found = registry(written(1), written(2, 1))
     kept = found.decide(Keeping(last=2), pending=lambda _: False, written=v(3), there=versions(1, 3))
     assert kept.last == versions(1, 3)
+
+
+def test_what_was_removed_by_hand_is_not_held() -> None:
+    found = registry(evaluated(1, 0.9), written(3, held=(1,)))
+    kept = found.decide(Keeping(last=1, best=1), pending=lambda _: False, written=v(4), there=versions(3, 4))
+    assert (kept.last, kept.held) == (versions(4), ())
+
+
+def test_what_is_released_is_gone_and_nothing_else() -> None:
+    found = registry(written(3, held=(1, 2)), CheckpointsReleased(versions=versions(1)))
+    assert (found.last, found.held, found.gone) == (versions(3), versions(2), {v(1)})
+
+
+def test_another_checkpoint_is_being_written_until_it_is_whole_itself() -> None:
+    found = registry(CheckpointBegun(version=v(3)), written(2))
+    assert found.begun == 3
+    found.apply(written(3, 2))
+    assert found.begun is None
+
+
+def test_a_summary_of_the_record_knows_what_is_whole_and_what_is_being_written() -> None:
+    """The beginning of a run counts as a place to go back to, and is no checkpoint."""
+    cuts = tuple(
+        Cut(version=v(number), begun=begun, complete=complete, admitted=0, settled=0, tally=Tally().message())
+        for number, begun, complete in ((0, False, True), (2, False, True), (3, True, False), (4, False, False))
+    )
+    found = registry(evaluated(1, 0.5), summary(cuts, versions(1)))
+    assert (found.last, found.held, found.begun) == (versions(2), versions(1), 3)
+    assert found.best(Keeping(last=1, best=1)) == versions(1)
+
+
+def test_a_resume_keeps_what_is_known_of_where_it_goes_back_to_and_before() -> None:
+    events = (evaluated(1, 0.5), evaluated(2, 0.9), evaluated(3, 0.1), written(3, 2, held=(1,)))
+    found = registry(*events, Resumed(version=v(2)))
+    assert (found.last, found.held) == (versions(2), versions(1))
+    assert found.best(Keeping(last=1, best=3)) == versions(2, 1)
 
 
 def test_what_a_resume_has_gone_back_behind_is_unknown_again() -> None:
@@ -184,11 +227,7 @@ class Checkpoints(RuleBasedStateMachine):
             Cut(version=version, complete=True, admitted=0, settled=0, tally=Tally().message())
             for version in (v(0), *self.registry.last)
         )
-        summed_up = Compacted(
-            admitted=0, samples=0, position=None, dispatched=0, settled=0, tally=Tally().message(),
-            open=(), recent=(), dispatches=(), cuts=cuts, held=self.registry.held,
-        )  # fmt: skip
-        self.events = [ORIGIN, *told, summed_up]
+        self.events = [ORIGIN, *told, summary(cuts, self.registry.held)]
 
     @invariant()
     def the_latest_whole_one_is_there(self) -> None:
