@@ -221,6 +221,13 @@ async def test_only_what_changed_is_put_again(ray_cluster: RayCluster) -> None:
         got = await store.get(second)
         assert all(torch.equal(got[name], one) for name, one in changed.items())
         assert got["frozen"].data_ptr() == before.data_ptr(), "it is the object that it was"
+        for version in (3, 4):  # what moves is in other objects from now on, and what stays is where it was
+            changed["moved"] = torch.full((1 << 19,), float(version))
+            ref = PayloadRef(owner=f"weights/{version}/", key="parameters")
+            await store.put(ref, changed)
+            assert store.bytes_put == (1 << 22) + version * (1 << 21) + 16
+            got = await store.get(ref)
+            assert all(torch.equal(got[name], one) for name, one in changed.items())
 
 
 async def test_what_a_killed_controller_left_on_a_cluster_that_goes_on_is_gone_with_the_next(
