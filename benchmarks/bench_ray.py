@@ -35,8 +35,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch, and for every pro
 import anyio
 import ray
 import structlog
-from rich.console import Console
-from rich.table import Table
 
 from backends import ray as backend
 from backends.ray.session import open_session
@@ -256,40 +254,65 @@ async def _over(address: str, measure: Callable[[Backend, int], Awaitable[Rows]]
         return await measure(made, rounds)
 
 
+Row = tuple[str, str, str]
+"""What was measured, what it came to, and what that is beside the peer."""
+
+Found = tuple[list[Row], dict[str, float]]
+"""Rows of the table, and numbers of the last line."""
+
+
+def _hop(cluster: RayCluster, rounds: int, folder: Path) -> Found:
+    del folder
+    took = _medians(anyio.run(_over, cluster.address, measure_hop, rounds))
+    ratios = {name: took[name] / took["bare"] for name in ("port", "deadline")}
+    rows = [
+        ("a call to a bare actor", f"{took['bare'] * 1e3:.3f} ms", ""),
+        ("a call through the port", f"{took['port'] * 1e3:.3f} ms", f"{ratios['port']:.3f} x"),
+        ("with a deadline", f"{took['deadline'] * 1e3:.3f} ms", f"{ratios['deadline']:.3f} x"),
+    ]
+    return rows, {"hop_vs_bare": ratios["port"]}
+
+
+def _publish(cluster: RayCluster, rounds: int, folder: Path) -> Found:
+    del folder
+    took = _medians(anyio.run(_over, cluster.address, measure_publish, rounds))
+    ratio = took["bare"] / took["port"]
+    size = f"{SIZE_BYTES >> 20} MiB"
+    rows = [
+        (f"one put and 4 gets of {size}", f"{took['bare']:.3f} s", ""),
+        (f"a publish of {size} to 4", f"{took['port']:.3f} s", f"{ratio:.3f} of it"),
+    ]
+    return rows, {"publish_vs_put": ratio}
+
+
+def _jobs(cluster: RayCluster, rounds: int, folder: Path) -> Found:
+    rates, spent = measure_jobs(cluster, rounds, folder)
+    found, group_s = _medians(rates), _medians(spent)
+    costs = {kind: f"{cost * 1e3:.2f} ms a group" for kind, cost in group_s.items() if "inproc" not in kind}
+    rows = [(f"the job, {kind}", f"{rate:.0f} samples/s", costs.get(kind, "")) for kind, rate in found.items()]
+    return rows, {f"vs_ray_actors_{age}": found[f"ray {age}"] / found[f"by hand {age}"] for age in (0, 1)}
+
+
+def _failover(cluster: RayCluster, rounds: int, folder: Path) -> Found:
+    del rounds
+    outcome = anyio.run(drill, DRILLS["bundle"], cluster, folder / "drill")
+    row = ("a node is lost", f"{outcome.still_s:.1f} s", f"the restart: {outcome.restart_s:.1f} s")
+    return [row], {"failover_s": outcome.still_s}
+
+
+PARTS = {"hop": _hop, "publish": _publish, "jobs": _jobs, "failover": _failover}
+
+
 def main(rounds: int, only: set[str]) -> None:
-    """Measure and print."""
+    """Measure and print, each part as soon as it is there."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    table = Table("what", "took", "beside", title=f"medians of {rounds} rounds", title_justify="left")
     last: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name, open_cluster(nodes=1, cpus=4, store=STORE) as cluster:
-        if "hop" in only:
-            hop = _medians(anyio.run(_over, cluster.address, measure_hop, rounds))
-            last["hop_vs_bare"] = hop["port"] / hop["bare"]
-            table.add_row("a call to a bare actor", f"{hop['bare'] * 1e3:.3f} ms", "")
-            table.add_row("a call through the port", f"{hop['port'] * 1e3:.3f} ms", f"{last['hop_vs_bare']:.3f} x")
-            with_deadline = hop["deadline"] / hop["bare"]
-            table.add_row("with a deadline", f"{hop['deadline'] * 1e3:.3f} ms", f"{with_deadline:.3f} x")
-        if "publish" in only:
-            publish = _medians(anyio.run(_over, cluster.address, measure_publish, rounds))
-            last["publish_vs_put"] = publish["bare"] / publish["port"]
-            size = f"{SIZE_BYTES >> 20} MiB"
-            table.add_row(f"one put and 4 gets of {size}", f"{publish['bare']:.3f} s", "")
-            table.add_row(
-                f"a publish of {size} to 4", f"{publish['port']:.3f} s", f"{last['publish_vs_put']:.3f} of it"
-            )
-        if "jobs" in only:
-            rates, spent = measure_jobs(cluster, rounds, Path(name))
-            found, group_s = _medians(rates), _medians(spent)
-            for kind, rate in found.items():
-                cost = f"{group_s[kind] * 1e3:.2f} ms a group" if kind in group_s and "inproc" not in kind else ""
-                table.add_row(f"the job, {kind}", f"{rate:.0f} samples/s", cost)
-            for max_age in (0, 1):
-                last[f"vs_ray_actors_{max_age}"] = found[f"ray {max_age}"] / found[f"by hand {max_age}"]
-        if "failover" in only:
-            outcome = anyio.run(drill, DRILLS["bundle"], cluster, Path(name) / "drill")
-            last["failover_s"] = outcome.still_s
-            table.add_row("a node is lost", f"{outcome.still_s:.1f} s", f"the restart: {outcome.restart_s:.1f} s")
-    Console(width=100).print(table)
+        for part in [part for part in PARTS if part in only]:
+            rows, numbers = PARTS[part](cluster, rounds, Path(name))
+            last |= numbers
+            for what, took, beside in rows:
+                print(f"{what:32}{took:>16}  {beside}", flush=True)
     print(json.dumps({key: round(value, 3) for key, value in last.items()}))
 
 
@@ -300,6 +323,6 @@ def _medians(rows: Rows) -> dict[str, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="hop,publish,jobs,failover")
+    parser.add_argument("--only", default=",".join(PARTS))
     given = parser.parse_args()
     main(given.rounds, set(given.only.split(",")))

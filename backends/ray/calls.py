@@ -39,13 +39,15 @@ async def result_of(ref: Any, name: str) -> Any:
 
 
 async def asked(question: Callable[[], T]) -> T:
-    """Return what a blocking question to the cluster gives.
+    """Return what a blocking question to the cluster gives. It changes nothing.
+
+    Cancelling: nobody waits for the answer, which may take a minute where the cluster is gone.
 
     Raises:
         ConductorError: What an error of Ray means.
     """
     try:
-        return await anyio.to_thread.run_sync(question)
+        return await anyio.to_thread.run_sync(question, abandon_on_cancel=True)
     except rx.RayError as exc:
         raise translated("the cluster", exc) from exc
 

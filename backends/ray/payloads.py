@@ -63,6 +63,7 @@ class RayPayloads:
     def __init__(self, directory: Any) -> None:
         self._directory = directory
         self._last: dict[tuple[Array, ...], Any] = {}
+        self._moving: frozenset[str] = frozenset()  # what was not in the last mapping as it was in the one before
         self.bytes_put = 0
         self.bytes_got = 0
 
@@ -103,7 +104,7 @@ class RayPayloads:
 
     def _put(self, ref: PayloadRef, value: Bulk) -> Held:
         try:
-            message, parts = parted(value)
+            message, parts = parted(value, self._moving)
             with ThreadPoolExecutor(_AT_ONCE) as threads:
                 stored = list(threads.map(self._put_one, parts))
         except TypeError as exc:
@@ -113,6 +114,9 @@ class RayPayloads:
         known = set(self._last.values())
         self.bytes_put += sum(size_of(one.parcel) for one in stored if one.object not in known)
         if message is None:
+            before = {array for arrays in self._last for array in arrays}
+            now = {array for one in stored for array in one.arrays}
+            self._moving = frozenset(array.name for array in now - before) if before else frozenset()
             self._last = {one.arrays: one.object for one in stored}
         made = Packed(message, tuple((one.arrays, one.parcel) for one in stored))
         return _held(made, [one.object for one in stored])

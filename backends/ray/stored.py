@@ -1,12 +1,13 @@
 """A payload as Ray stores it: what it is made of, and bytes that are neither copied nor pickled when they are read.
 
-A mapping of arrays is many objects: one for each large array, small ones together. So none is larger than the largest
-array, which bounds what is allocated at once; and an array that is as it was the last time is not put again.
+A mapping of arrays is many objects: one for each large array, small ones together. So an array that is as it was the
+last time is not put again. Those that moved the last time will move again, and share objects too: whoever reads asks
+the owner of each object. None is much larger than the largest array, which bounds what is allocated at once.
 """
 
 import pickle
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,8 @@ from protocols.messages import Message
 _LARGE = 1 << 20
 """Bytes of an array from which on it has an object of its own."""
 
-_TOGETHER = 32 << 20
-"""Bytes of small arrays in one object."""
+_TOGETHER = 64 << 20
+"""Bytes of arrays in one object from which on it takes no more."""
 
 
 class Piece:
@@ -84,8 +85,12 @@ class Packed:
         return Listing(self.message, node, tuple(arrays for arrays, _ in self.parcels), size)
 
 
-def parted(value: Bulk) -> tuple[str | None, list[Part]]:
+def parted(value: Bulk, moving: Collection[str] = ()) -> tuple[str | None, list[Part]]:
     """Return the class of a message, or None of a mapping, and the parts; no array is looked into.
+
+    Args:
+        value: The payload.
+        moving: Names of arrays that need no object of their own, however large.
 
     Raises:
         TypeError: It holds what is neither message nor array.
@@ -93,7 +98,7 @@ def parted(value: Bulk) -> tuple[str | None, list[Part]]:
     if isinstance(value, Message):
         name, body = encoded(value)
         return name, [[("", body)]]
-    return None, list(_grouped(value))
+    return None, [*_grouped(value, moving)]
 
 
 def packed(value: Bulk) -> Packed:
@@ -163,21 +168,21 @@ def _equal(one: memoryview, two: memoryview) -> bool:
     return one[:words].cast("Q") == two[:words].cast("Q") and one[words:] == two[words:]
 
 
-def _grouped(value: Mapping[str, Any]) -> Iterator[list[tuple[str, Any]]]:
-    small: list[tuple[str, Any]] = []
-    size = 0
+def _grouped(value: Mapping[str, Any], moving: Collection[str]) -> Iterator[Part]:
+    together: dict[bool, list[tuple[str, Any]]] = {False: [], True: []}  # by whether they move
+    sizes = {False: 0, True: 0}
     for name, array in value.items():
+        moves = name in moving
         nbytes = array.nbytes if is_tensor(array) else memoryview(array).nbytes
-        if nbytes >= _LARGE:
+        if nbytes >= _LARGE and not moves:
             yield [(name, array)]
             continue
-        small.append((name, array))
-        size += nbytes
-        if size >= _TOGETHER:
-            yield small
-            small, size = [], 0
-    if small:
-        yield small
+        together[moves].append((name, array))
+        sizes[moves] += nbytes
+        if sizes[moves] >= _TOGETHER:
+            yield together[moves]
+            together[moves], sizes[moves] = [], 0
+    yield from filter(None, together.values())
 
 
 def _array(name: str, value: Any) -> tuple[Array, Piece]:

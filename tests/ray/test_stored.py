@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.ray.stored import Parcel, Piece, checksum, packed, same, unpacked
+from backends.ray.stored import Parcel, Piece, checksum, packed, parted, same, unpacked
 
 pytestmark = pytest.mark.cluster
 
@@ -43,6 +43,19 @@ def test_a_large_array_is_an_object_of_its_own_and_small_ones_are_together() -> 
     got = unpacked(made.listing("n"), [parcel for _, parcel in made.parcels], check=True)
     assert isinstance(got, dict)
     assert all(torch.equal(got[name], one) for name, one in weights().items())
+
+
+def test_large_arrays_that_move_share_objects_and_none_of_them_with_one_that_stays() -> None:
+    """Whoever reads asks the owner of each object; one that stays would be put again with those that move."""
+    _, parts = parted(
+        {**weights(), "stays": torch.ones(3), "also": torch.ones(MIB)}, {"large", "largest", "also", "one"}
+    )
+    assert [[name for name, _ in part] for part in parts] == [
+        ["turned", "none", "stays"],
+        ["one", "large", "largest", "also"],
+    ]
+    _, parts = parted({str(number): torch.empty(16 * MIB) for number in range(3)}, {"0", "1", "2"})
+    assert [[name for name, _ in part] for part in parts] == [["0"], ["1"], ["2"]], "none is larger than it must be"
 
 
 @given(parcel=st.integers(0, 2), at=st.integers(0, 10**9), bit=st.integers(0, 7))

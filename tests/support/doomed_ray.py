@@ -1,21 +1,27 @@
 """A controller on a Ray cluster, to be killed: ``python -m tests.support.doomed_ray ADDRESS NODE``.
 
-It reserves a CPU of a node for a probe, which starts two processes of its own; then it prints their numbers and waits.
+It reserves a CPU of a node for a probe, which starts processes that are nobody's children; then it prints the number of
+the probe's own process and waits.
 """
 
-import json
 import sys
 
 import anyio
 
 from backends import ray as backend
-from protocols.backend import ReserveRequest, Resources, WorkloadSpec
+from protocols.backend import Backend, ReserveRequest, Resources, WorkloadSpec
+from protocols.grading import GradeRequest
 from protocols.messages import WorkerId
 from protocols.sections import Section, Site
 from tests.support.probe import KIND, asking, told
 
 SITE = Site(job_dir="/")
 PROBE = WorkerId("reward/0")
+
+
+async def ask(made: Backend, request: GradeRequest) -> str:
+    """Return what the probe answers."""
+    return told(await made.launcher.call(PROBE, "grade", (request,)))
 
 
 async def main(address: str, node: str) -> None:
@@ -25,11 +31,8 @@ async def main(address: str, node: str) -> None:
         await made.launcher.launch(
             WorkloadSpec(worker_id=PROBE, section="reward", adapter=Section(kind=KIND), site=SITE, reservation_id=PROBE)
         )
-        pids: dict[str, list[int]] = {}
-        for name, request in (("worker", asking("pid")), ("strays", asking("spawn", "sleep 600"))):
-            answer = told(await made.launcher.call(PROBE, "grade", (request,)))
-            pids[name] = [int(pid) for pid in answer.split()]
-        sys.stdout.write(f"{json.dumps(pids)}\n")
+        await ask(made, asking("spawn", "setsid --fork sleep 600"))
+        sys.stdout.write(f"{await ask(made, asking('pid'))}\n")
         sys.stdout.flush()
         await anyio.sleep_forever()
 

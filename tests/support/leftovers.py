@@ -7,10 +7,15 @@ from pathlib import Path
 
 def marked(place: Path) -> list[int]:
     """Return the processes of the runs that keep their bulk data in a place."""
+    return carrying(f"{place}/")
+
+
+def carrying(mark: str) -> list[int]:
+    """Return the processes whose mark begins so."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdecimal() and f"CONDUCTOR_WORKER={place}/".encode() in (entry / "environ").read_bytes():
+            if entry.name.isdecimal() and f"CONDUCTOR_WORKER={mark}".encode() in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
         except OSError:
             continue

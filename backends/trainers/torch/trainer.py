@@ -1,10 +1,11 @@
 """The trainer's port: messages in and out, all work in a thread."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
+import anyio
 from torch import Tensor
 
 from backends.models.loading import named_weights
@@ -20,9 +21,9 @@ from backends.trainers.torch.ranks import Ranks
 from backends.trainers.torch.replicated import Replicated
 from backends.trainers.torch.sharded import Sharded
 from protocols.adapters import Host
-from protocols.aio import bounded_shield
+from protocols.aio import bounded_shield, owned
 from protocols.backend import Bulk, PayloadPort
-from protocols.errors import PayloadLost, WorkerLost
+from protocols.errors import ConductorError, PayloadLost, WorkerLost
 from protocols.inference import Probe, WeightsManifest
 from protocols.messages import DispatchId, PayloadRef, WeightVersion
 from protocols.training import (
@@ -170,31 +171,40 @@ class TorchTrainer:
         self._learner.take_over(request.source)
 
     async def _fetch(self, batch: BatchLease) -> list[Bulk | None]:
-        """Return the payloads of this rank's share.
+        """Return the payloads of this rank's share, fetched at once: each takes a message there and back.
 
-        Where one is lost, the whole batch is looked through: a process that is gone took many with it, and to find them
-        one by one takes a step of all ranks, and a meeting, for each.
+        Where one is lost, those of the others are looked for too: a process that is gone took many with it, and to find
+        them one by one takes a step of all ranks, and a meeting, for each.
 
         Raises:
             PayloadLost: It names all that are.
         """
-        try:
-            return [
-                await self._payload(group.payload) if self._ranks.owns(index) else None
-                for index, group in enumerate(batch.groups)
-            ]
-        except PayloadLost as exc:
-            lost = exc
-        others = [group.payload for group in batch.groups if group.payload.owner != lost.owner]
-        gone = [ref.owner for ref in others if not await self._is_there(ref)]
-        raise PayloadLost(owner=lost.owner, cause=lost.cause, others=tuple(gone)) from lost.__cause__
+        mine = [group.payload for index, group in enumerate(batch.groups) if self._ranks.owns(index)]
+        found, failures = await self._payloads_of(mine)
+        if not failures:
+            return [found.get(group.payload) for group in batch.groups]
+        _, more = await self._payloads_of([group.payload for group in batch.groups if group.payload not in mine])
+        lost = {exc.owner: exc for exc in (*failures, *more) if isinstance(exc, PayloadLost)}
+        if not lost:
+            raise failures[0]
+        first, *others = [group.payload.owner for group in batch.groups if group.payload.owner in lost]
+        raise PayloadLost(owner=first, cause=lost[first].cause, others=tuple(others)) from lost[first].__cause__
 
-    async def _is_there(self, ref: PayloadRef) -> bool:
-        try:
-            await self._payload(ref)
-        except PayloadLost:
-            return False
-        return True
+    async def _payloads_of(self, refs: Sequence[PayloadRef]) -> tuple[dict[PayloadRef, Bulk], list[ConductorError]]:
+        """Fetch payloads; returns those that are there, and what became of the others."""
+        found: dict[PayloadRef, Bulk] = {}
+        failures: list[ConductorError] = []
+
+        async def fetch(ref: PayloadRef) -> None:
+            try:
+                found[ref] = await owned("fetch", self._payload, ref)
+            except ConductorError as exc:
+                failures.append(exc)
+
+        async with anyio.create_task_group() as tasks:
+            for ref in refs:
+                tasks.start_soon(fetch, ref, name=f"fetch of {ref.owner}")
+        return found, failures
 
     async def _payload(self, ref: PayloadRef) -> Bulk:
         try:
