@@ -8,9 +8,10 @@
   the same bytes to a file and reading them back. Publishing also adds up checksums, stands still, binds, and asks for
   the probe. In the table also the vLLM server, and both given their weights by gloo.
 
-Prompts are equally long and different, and every completion has as many tokens. Each side computes with one thread.
-Sides take turns in one run; figures are medians. What HTTP costs is seen in the torch engine through
-``conductor engine``, client and server in one process.
+Beside the first, the same of the torch engine and of ``generate`` in seconds of CPU time, which other work on the
+machine changes little. Prompts are equally long and different, and every completion has as many tokens. Each side
+computes with one thread. Sides take turns in one run; figures are medians. What HTTP costs is seen in the torch engine
+through ``conductor engine``, client and server in one process.
 
     python -m benchmarks.bench_engines [--quick] [--model FOLDER]
 
@@ -190,19 +191,21 @@ async def open_vllm(weights: Weights, model: Path, transport: Transport = "file"
         yield engine
 
 
-async def timed(call: Awaitable[Any]) -> float:
-    """Return how many seconds a call takes."""
-    began = time.perf_counter()
+async def timed(call: Awaitable[Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return how many seconds a call takes, by some clock."""
+    began = clock()
     await call
-    return time.perf_counter() - began
+    return clock() - began
 
 
-async def tokens_per_s(sides: dict[str, Generate], effort: Effort, vocabulary: int) -> dict[str, dict[int, float]]:
-    """Let the sides take turns; return the medians by side and number of requests."""
+async def tokens_per_s(
+    sides: dict[str, Generate], effort: Effort, vocabulary: int, clock: Callable[[], float]
+) -> dict[str, dict[int, float]]:
+    """Let the sides take turns; return the medians by side and number of requests, in seconds of a clock."""
     took: dict[str, dict[int, list[float]]] = {name: {count: [] for count in COUNTS} for name in sides}
     for turn, count in itertools.product(range(effort.rounds + 1), reversed(COUNTS)):  # caches are sized by the first
         for name, generate in sides.items():
-            seconds = await timed(generate(prompts_of(count, 100 * turn + count, vocabulary)))
+            seconds = await timed(generate(prompts_of(count, 100 * turn + count, vocabulary)), clock)
             if turn > 0:  # the first is for warming up
                 took[name][count].append(seconds)
     return {
@@ -249,7 +252,10 @@ async def measure(model: Path, effort: Effort, *, has_vllm: bool) -> None:
         sides = {name: with_engine(engine, effort.tokens) for name, engine in engines.items()}
         sides[GENERATE] = with_generate(weights.module, effort.tokens)
         sides[CONTINUOUS] = with_continuous_batching(weights.module, effort.tokens)
-        speeds = await tokens_per_s(sides, effort, weights.module.config.vocab_size)
+        vocabulary = weights.module.config.vocab_size
+        speeds = await tokens_per_s(sides, effort, vocabulary, time.perf_counter)
+        within = {name: sides[name] for name in (OWN, GENERATE)}
+        thrift = await tokens_per_s(within, effort, vocabulary, time.process_time)
         publishing = {name: engine for name, engine in engines.items() if name != OWN}
         publishing[SERVED + BY_GLOO] = await stack.enter_async_context(open_served(weights, "gloo"))
         if has_vllm:
@@ -257,15 +263,21 @@ async def measure(model: Path, effort: Effort, *, has_vllm: bool) -> None:
         for name in publishing.keys() - engines.keys():
             await publishing[name].load_weights(await weights.staged())  # the first is slower
         published, copied = await publish_s(publishing, weights, effort)
-    show(speeds, published, copied)
+    show(speeds, thrift, published, copied)
 
 
-def show(speeds: dict[str, dict[int, float]], published: dict[str, float], copied: float) -> None:
+def show(
+    speeds: dict[str, dict[int, float]],
+    thrift: dict[str, dict[int, float]],
+    published: dict[str, float],
+    copied: float,
+) -> None:
     """Print tables for people and one line of JSON."""
-    table = Table("tokens a second", *(f"{count} at once" for count in COUNTS), title_justify="left")
-    for name, counts in speeds.items():
-        table.add_row(name, *(f"{counts[count]:.1f}" for count in COUNTS))
-    Console(width=100).print(table)
+    for what, rows in (("tokens a second", speeds), ("tokens a second of CPU time", thrift)):
+        table = Table(what, *(f"{count} at once" for count in COUNTS), title_justify="left")
+        for name, counts in rows.items():
+            table.add_row(name, *(f"{counts[count]:.1f}" for count in COUNTS))
+        Console(width=100).print(table)
     table = Table("new weights", "took")
     for name, seconds in published.items():
         table.add_row(name, f"{seconds:.2f} s")
