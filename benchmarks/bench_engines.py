@@ -6,11 +6,12 @@
 - ``vs_vllm_cpu_16``: the same beside a vLLM server on the CPU, over HTTP; null where there is none.
 - ``publish_file_vs_copy``: how long a server of ``conductor engine`` takes to come to serve new weights, beside writing
   the same bytes to a file and reading them back. Publishing also adds up checksums, stands still, binds, and asks for
-  the probe. In the table also the vLLM server.
+  the probe. In the table also the vLLM server, and both given their weights by gloo.
 
-Prompts are equally long and different, and every completion has as many tokens. Each side computes with one thread.
-Sides take turns in one run; figures are medians. What HTTP costs is seen in the torch engine through
-``conductor engine``, client and server in one process.
+Beside the first, the same of the torch engine and of ``generate`` in seconds of CPU time, which other work on the
+machine changes little. Prompts are equally long and different, and every completion has as many tokens. Each side
+computes with one thread. Sides take turns in one run; figures are medians. What HTTP costs is seen in the torch engine
+through ``conductor engine``, client and server in one process.
 
     python -m benchmarks.bench_engines [--quick] [--model FOLDER]
 
@@ -31,7 +32,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import structlog
@@ -59,7 +60,10 @@ COUNTS = (1, 16, 64)
 PROMPT_TOKENS = 16
 START_S = 600.0
 OWN, SERVED, VLLM = "torch engine", "torch engine behind conductor engine", "vLLM on the CPU, over HTTP"
+BY_GLOO = ", by gloo"
 GENERATE, CONTINUOUS = "transformers, generate", "transformers, continuous batching"
+
+Transport = Literal["file", "gloo"]
 
 Generate = Callable[[Sequence[Sequence[int]]], Awaitable[None]]
 """Answers prompts, all at once."""
@@ -166,40 +170,42 @@ def with_continuous_batching(module: Any, tokens: int) -> Generate:
 
 
 @asynccontextmanager
-async def open_served(weights: Weights) -> AsyncGenerator[EnginePort]:
-    """Open our own server, and an engine over it."""
+async def open_served(weights: Weights, transport: Transport = "file") -> AsyncGenerator[EnginePort]:
+    """Open our own server, and an engine over it that is given its weights in some way."""
     engine = torch_engine.Config(slots=max(COUNTS), threads=1)
     cfg = ServerConfig(protocol="vllm", engine=engine)
     async with (
         open_server(cfg, weights.site.model or Section(kind=""), job_dir=weights.site.job_dir) as url,
-        vllm.open(vllm.Config(urls=(url,)), weights.host) as served,
+        vllm.open(vllm.Config(urls=(url,), weights=transport), weights.host) as served,
     ):
         yield served
 
 
 @asynccontextmanager
-async def open_vllm(weights: Weights, model: Path) -> AsyncGenerator[EnginePort]:
-    """Start a vLLM server with the example's script, and open an engine over it."""
+async def open_vllm(weights: Weights, model: Path, transport: Transport = "file") -> AsyncGenerator[EnginePort]:
+    """Start a vLLM server with the example's script, and open an engine over it, as above."""
     os.environ["VLLM_PYTHON"] = str(VLLM_PYTHON)
     command = (str(ROOT / "examples" / "vllm" / "serve.sh"), "{port}", str(model))
-    cfg = vllm.Config(command=command, reload="conductor_reload", start_s=START_S)
+    cfg = vllm.Config(command=command, reload="conductor_reload", start_s=START_S, weights=transport)
     async with vllm.open(cfg, weights.host) as engine:
         yield engine
 
 
-async def timed(call: Awaitable[Any]) -> float:
-    """Return how many seconds a call takes."""
-    began = time.perf_counter()
+async def timed(call: Awaitable[Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return how many seconds a call takes, by some clock."""
+    began = clock()
     await call
-    return time.perf_counter() - began
+    return clock() - began
 
 
-async def tokens_per_s(sides: dict[str, Generate], effort: Effort, vocabulary: int) -> dict[str, dict[int, float]]:
-    """Let the sides take turns; return the medians by side and number of requests."""
+async def tokens_per_s(
+    sides: dict[str, Generate], effort: Effort, vocabulary: int, clock: Callable[[], float]
+) -> dict[str, dict[int, float]]:
+    """Let the sides take turns; return the medians by side and number of requests, in seconds of a clock."""
     took: dict[str, dict[int, list[float]]] = {name: {count: [] for count in COUNTS} for name in sides}
     for turn, count in itertools.product(range(effort.rounds + 1), reversed(COUNTS)):  # caches are sized by the first
         for name, generate in sides.items():
-            seconds = await timed(generate(prompts_of(count, 100 * turn + count, vocabulary)))
+            seconds = await timed(generate(prompts_of(count, 100 * turn + count, vocabulary)), clock)
             if turn > 0:  # the first is for warming up
                 took[name][count].append(seconds)
     return {
@@ -246,17 +252,32 @@ async def measure(model: Path, effort: Effort, *, has_vllm: bool) -> None:
         sides = {name: with_engine(engine, effort.tokens) for name, engine in engines.items()}
         sides[GENERATE] = with_generate(weights.module, effort.tokens)
         sides[CONTINUOUS] = with_continuous_batching(weights.module, effort.tokens)
-        speeds = await tokens_per_s(sides, effort, weights.module.config.vocab_size)
-        published, copied = await publish_s({name: engines[name] for name in engines if name != OWN}, weights, effort)
-    show(speeds, published, copied)
+        vocabulary = weights.module.config.vocab_size
+        speeds = await tokens_per_s(sides, effort, vocabulary, time.perf_counter)
+        within = {name: sides[name] for name in (OWN, GENERATE)}
+        thrift = await tokens_per_s(within, effort, vocabulary, time.process_time)
+        publishing = {name: engine for name, engine in engines.items() if name != OWN}
+        publishing[SERVED + BY_GLOO] = await stack.enter_async_context(open_served(weights, "gloo"))
+        if has_vllm:
+            publishing[VLLM + BY_GLOO] = await stack.enter_async_context(open_vllm(weights, model, "gloo"))
+        for name in publishing.keys() - engines.keys():
+            await publishing[name].load_weights(await weights.staged())  # the first is slower
+        published, copied = await publish_s(publishing, weights, effort)
+    show(speeds, thrift, published, copied)
 
 
-def show(speeds: dict[str, dict[int, float]], published: dict[str, float], copied: float) -> None:
+def show(
+    speeds: dict[str, dict[int, float]],
+    thrift: dict[str, dict[int, float]],
+    published: dict[str, float],
+    copied: float,
+) -> None:
     """Print tables for people and one line of JSON."""
-    table = Table("tokens a second", *(f"{count} at once" for count in COUNTS), title_justify="left")
-    for name, counts in speeds.items():
-        table.add_row(name, *(f"{counts[count]:.1f}" for count in COUNTS))
-    Console(width=100).print(table)
+    for what, rows in (("tokens a second", speeds), ("tokens a second of CPU time", thrift)):
+        table = Table(what, *(f"{count} at once" for count in COUNTS), title_justify="left")
+        for name, counts in rows.items():
+            table.add_row(name, *(f"{counts[count]:.1f}" for count in COUNTS))
+        Console(width=100).print(table)
     table = Table("new weights", "took")
     for name, seconds in published.items():
         table.add_row(name, f"{seconds:.2f} s")

@@ -62,9 +62,9 @@ class HttpEngine:
     Args:
         dialect: The server's interface.
         weights: What it serves.
+        sending: How many requests it has.
         name: In errors.
         context: Most tokens of prompt and completion.
-        in_flight: The most requests that the server is given at once.
         tasks: Own the requests, which outlive who waits for them until the server has ended them.
     """
 
@@ -72,10 +72,10 @@ class HttpEngine:
         self,
         dialect: Dialect,
         weights: ServerWeights,
+        sending: Sending,
         *,
         name: str,
         context: int,
-        in_flight: int,
         tasks: TaskGroup,
     ) -> None:
         self._dialect = dialect
@@ -84,8 +84,7 @@ class HttpEngine:
         self._context = context
         self._tasks = tasks
         self._calls = Calls()
-        self._sending = Sending(dialect, in_flight, lambda: weights.label is not None and not weights.paused)
-        tasks.start_soon(owned, "load", self._sending.watch, name=f"load of {name}")
+        self._sending = sending
 
     async def status(self) -> EngineStatus:
         """Ask the server; labels that this engine did not give it, or did not see held, are no version."""
@@ -302,6 +301,8 @@ async def open_engine(
     """Open the port over a server that runs; what it works on when the block ends is left to its own devices."""
     context = await dialect.context()
     weights = ServerWeights(dialect, payloads, shipping, name=name, tolerance=tolerance)
+    sending = Sending(dialect, in_flight, lambda: weights.label is not None and not weights.paused)
     async with open_tasks() as tasks:
-        yield HttpEngine(dialect, weights, name=name, context=context, in_flight=in_flight, tasks=tasks)
+        tasks.start_soon(owned, "load", sending.watch, name=f"load of {name}")
+        yield HttpEngine(dialect, weights, sending, name=name, context=context, tasks=tasks)
         tasks.cancel_scope.cancel()

@@ -58,6 +58,7 @@ def test_a_run_that_trains_is_asked(tmp_path: Path) -> None:
         assert (status["name"], status["phase"], status["step"], status["steps"]) == ("scripted", "training", 1, 4)
         assert [wait["call"] for wait in status["waits"]] == ["Trainer.train_step"]
         engine = {"name": "rollout/0", "answers": True, "evaluates": False, "version": 1, "live": 0, "paused": False}
+        engine |= {"held": 0, "allowed": None}
         assert status["engines"][0] == engine
         assert status["states"] == {"claimed": 2}
         lines = invoke("status", str(tmp_path / "run")).stdout.splitlines()

@@ -3,6 +3,7 @@
 import io
 import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from conductor.core.status import EngineStanding, RunStatus
 from conductor.observe.progress import LiveProgress, PlainProgress, open_progress, result_rows, show_result
-from conductor.observe.standing import Standing
+from conductor.observe.standing import Standing, now_lines
 from conductor.result import Accounts, RunResult
 from protocols.messages import WeightVersion
 from protocols.tracking import StepRecord
@@ -116,6 +117,12 @@ def drawn(progress: LiveProgress) -> list[str]:
     with console.capture() as captured:
         console.print(progress)
     return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_samples_that_wait_for_a_full_server_are_told() -> None:
+    engines = (EngineStanding(name="rollout/0", version=WeightVersion(2), live=9, held=5, allowed=4),)
+    told = next(iter(now_lines(msgspec.structs.replace(STATUS, engines=engines))))
+    assert "engines: 1 at work; 5 samples wait for their turn" in told
 
 
 def test_the_live_lines_say_what_the_run_does_now() -> None:
