@@ -12,8 +12,8 @@ from typing import Literal
 from conductor.review.chronicle import Chronicle, Step
 from protocols.messages import Message
 
-Part = Literal["generate", "grade", "train", "publish", "checkpoint", "other"]
-PARTS: tuple[Part, ...] = ("generate", "grade", "train", "publish", "checkpoint", "other")
+Part = Literal["generate", "grade", "train", "publish", "checkpoint", "idle"]
+PARTS: tuple[Part, ...] = ("generate", "grade", "train", "publish", "checkpoint", "idle")
 
 _WARM_UP = 1
 _TOLD = 0.005  # of the time: a share below rounds to nothing
@@ -26,7 +26,7 @@ _LIMITED: dict[Part, tuple[str, str]] = {
     "train": ("the trainer limited it", "a faster trainer would make it faster, and more engines would not"),
     "publish": ("publishing weights limited it", "a faster way to the engines would make it faster"),
     "checkpoint": ("writing checkpoints limited it", "fewer of them, or a faster disk, would make it faster"),
-    "other": ("none of its parts limited it", "its steps waited for the controller, for prompts, or for engines"),
+    "idle": ("none of its parts limited it", "its steps waited for the controller, for prompts, or for engines"),
 }
 _VERBS: dict[Part, str] = {
     "generate": "generating",
@@ -34,7 +34,7 @@ _VERBS: dict[Part, str] = {
     "train": "training",
     "publish": "publishing",
     "checkpoint": "checkpoints",
-    "other": "other things",
+    "idle": "idling",
 }
 
 Interval = tuple[float, float]
@@ -92,7 +92,7 @@ def shares(step: Step, told: Chronicle) -> dict[Part, float]:
         "train": step.trained_s - step.train_from_s,
         "publish": published_s + max(0.0, step.closed_s - step.trained_s),
         "checkpoint": saved_s,
-        "other": max(0.0, _length(wait) - published_s - generated_s - graded_s),
+        "idle": max(0.0, _length(wait) - published_s - generated_s - graded_s),
     }
 
 
