@@ -222,7 +222,7 @@ def _bare_generate(module: Any, prompts: torch.Tensor, length: int) -> tuple[tor
 
 def measure_trl(name: str, folder: str) -> float:
     """Train with TRL's GRPOTrainer; returns samples per second."""
-    from datasets import Dataset  # noqa: PLC0415 - the extra `bench` may be missing
+    from datasets import Dataset  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - the extra `bench`
     from transformers import PrinterCallback, TrainerCallback  # noqa: PLC0415
     from trl import GRPOConfig, GRPOTrainer  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
 
