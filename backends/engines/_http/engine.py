@@ -105,9 +105,8 @@ class HttpEngine:
         if refusal is not None:
             await checkpoint()
             raise refusal
-        assert self._weights.label is not None
         call = self._calls.begin(request)
-        self._tasks.start_soon(owned, "request", self._work, call, self._weights.label, name=f"request {call.ids[0]}")
+        self._tasks.start_soon(owned, "request", self._work, call, name=f"request {call.ids[0]}")
         try:
             await call.ended.wait()
         finally:
@@ -135,7 +134,7 @@ class HttpEngine:
         return self._calls.live
 
     async def load_weights(self, manifest: WeightsManifest) -> WeightVersion:
-        """Write the weights to a folder, let the server load them, and see that it holds them."""
+        """Let the server load the weights, and see that it holds them."""
         await checkpoint()
         await self._weights.load(manifest)
         return manifest.version
@@ -173,17 +172,17 @@ class HttpEngine:
             return UserError(f"{self._name}: {why}")
         return self._calls.refusal(request)
 
-    async def _work(self, call: Call, salt: str) -> None:
+    async def _work(self, call: Call) -> None:
         """Play a call to its end, and tell what became of it."""
         try:
             with call.scope:
-                await self._play(call, salt)
+                await self._play(call)
         finally:
             if call.generation is None and call.failure is None:
                 call.failure = self._ended(call)
             self._calls.end(call)
 
-    async def _play(self, call: Call, salt: str) -> None:
+    async def _play(self, call: Call) -> None:
         answers: dict[str, Answered] = {}
         request = _fitting(call.request, self._context)
 
@@ -193,7 +192,7 @@ class HttpEngine:
             try:
                 async with self._sending.turn(call) as sent:
                     if sent:
-                        answers[sample.request_id] = await self._dialect.generate(sample, request, salt, undo)
+                        answers[sample.request_id] = await self._dialect.generate(sample, request, self._salt(), undo)
                 call.heard.add(sample.request_id)
             except ServerRefused as exc:
                 call.failure = call.failure or self._refused(exc)
@@ -210,6 +209,12 @@ class HttpEngine:
             call.failure = self._ended(call)
         if call.failure is None:
             await self._conclude(call, [answers[name] for name in call.ids])
+
+    def _salt(self) -> str:
+        """Return what the weights that the server has now are called: prompts computed by others are not to be used."""
+        if self._weights.label is None:
+            raise EngineStale(engine=self._name)
+        return self._weights.label
 
     async def _conclude(self, call: Call, answers: Sequence[Answered]) -> None:
         if call.prefix is not None or any(answer.finish == "abort" for answer in answers):

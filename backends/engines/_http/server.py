@@ -73,7 +73,8 @@ def _device(cfg: ServerOptions, host: Host) -> torch.device:
         return torch.device("cpu")
     if not host.devices or not torch.distributed.is_nccl_available():
         raise UserError("engine.weights = 'nccl' needs a GPU where the engine's worker runs; weights = 'gloo' does not")
-    return torch.device("cuda", host.devices[0])
+    sees_its_own_only = torch.cuda.device_count() == len(host.devices)  # as a worker that is a process does
+    return torch.device("cuda", 0 if sees_its_own_only else host.devices[0])
 
 
 def _attached(cfg: ServerOptions, number: int) -> str:

@@ -1,10 +1,15 @@
 """What waits for its turn: its order, its end, and how a server's own reports change how many it has."""
 
+from collections.abc import Awaitable, Callable
+
 import anyio
 import pytest
 
 from backends.engines._http import sending
+from backends.engines._http.connection import Connection
+from backends.engines._http.dialect import Answered
 from backends.engines._http.engine import HttpEngine
+from backends.engines._http.vllm import VllmDialect
 from protocols.errors import Aborted, ConductorError
 from protocols.inference import GenerateRequest, SampleRequest, Sampling
 from tests.support.http_engines import KINDS, Published, open_attached, open_test_server
@@ -52,6 +57,38 @@ async def test_a_server_is_given_no_more_than_it_may_have_and_held_ones_end_at_o
             await engine.resume()
         assert [type(error) for error in failed] == [Aborted]
         assert (await engine.status()).held == 0
+
+
+class Salted(VllmDialect):
+    """Notes what each request's prompt may share its computation with."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection, "raw")
+        self.salts: list[str] = []
+
+    async def generate(
+        self, sample: SampleRequest, request: GenerateRequest, salt: str, undo: Callable[[], Awaitable[None]]
+    ) -> Answered:
+        """Send it."""
+        self.salts.append(salt)
+        return await super().generate(sample, request, salt, undo)
+
+
+async def test_what_waited_shares_no_prompt_with_weights_that_are_gone() -> None:
+    """The weights change while one of two waits for its turn: what the old ones computed of its prompt is not its."""
+    published = Published()
+    async with open_test_server("vllm") as url, open_attached("vllm", url, published, Salted, in_flight=1) as engine:
+        await engine.load_weights(await published.manifest(0))
+        before = engine._weights.label
+        await engine.pause()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.generate, asks(0, samples=2))
+            await until_held(engine, 1)
+            await engine.load_weights(await published.manifest(1))
+            await engine.resume()
+        assert isinstance(engine._dialect, Salted)
+        assert engine._dialect.salts == [before, engine._weights.label]
+        assert before != engine._weights.label
 
 
 @each_kind
