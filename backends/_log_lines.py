@@ -12,6 +12,9 @@ from structlog.typing import EventDict, WrappedLogger
 
 _HEAD = ("timestamp", "level", "event")
 _BEGINS = '{"timestamp":"'
+
+LONGEST = 65_536
+"""Bytes of the longest line that is written: a traceback is long."""
 _LEVELS = frozenset({"warning", "error", "critical"})
 
 
@@ -24,6 +27,11 @@ def write_lines() -> None:
     )
 
 
+def may_begin(text: bytes) -> bool:
+    """Return whether a line whose end is not there yet may be such a line."""
+    return text.startswith(_BEGINS.encode())
+
+
 def warning_in(line: str) -> tuple[str, str, dict[str, Any]] | None:
     """Return level, event and facts of a line that says a warning or an error; None: it is anything else."""
     if not line.startswith(_BEGINS):
@@ -34,7 +42,7 @@ def warning_in(line: str) -> tuple[str, str, dict[str, Any]] | None:
         return None
     facts = cast("dict[str, Any]", entry)
     _, level, event = (facts.pop(name, None) for name in _HEAD)
-    return (level, event, facts) if level in _LEVELS and isinstance(event, str) else None
+    return (level, event, facts) if isinstance(level, str) and level in _LEVELS and isinstance(event, str) else None
 
 
 def _rendered(_logger: WrappedLogger, _method: str, entry: EventDict) -> str:

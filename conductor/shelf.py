@@ -82,7 +82,7 @@ def _standing(
         "latest": version == max(registry.last, default=None),
         "last": version in registry.last[:-1],
         "best": version in registry.best(keeping),
-        "pending": _pending(registry, version, cfg),
+        "pending": cfg.checkpoint.keep_best > 0 and _pending(registry, version, cfg),
     }
     return CheckpointStanding(
         version=version,

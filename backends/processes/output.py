@@ -14,12 +14,12 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from backends._log_lines import warning_in
+from backends._log_lines import LONGEST, may_begin, warning_in
 from protocols.messages import WorkerId
 
 log = structlog.get_logger(__name__)
 
-_LONGEST = 8192  # bytes of a line
+_LONGEST = 8192  # bytes of a line, but for those that are logged
 _PASSED_ON = 1_000  # warnings of one worker
 _LINES = 30
 _READ = 65536
@@ -53,7 +53,7 @@ class Output:
             await anyio.wait_readable(self._descriptor)
             data = os.read(self._descriptor, _READ)
             *lines, rest = (rest + data).split(b"\n")
-            if rest and (len(rest) > _LONGEST or not data):
+            if rest and (len(rest) > (LONGEST if may_begin(rest) else _LONGEST) or not data):
                 lines.append(rest)
                 rest = b""
             await self._keep(line.decode(errors="replace") for line in lines)

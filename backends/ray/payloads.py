@@ -164,7 +164,7 @@ async def fetched(held: Held, ref: PayloadRef) -> Bulk:
         WorkerLost: Some of it is gone, or is not what was put.
     """
     try:
-        found = await anyio.to_thread.run_sync(_found_here, held)
+        found = await anyio.to_thread.run_sync(_found_here, held, abandon_on_cancel=True)  # it ends by itself
         if found is None:
             parcels = [await result_of(one, STORE) for one in held.parcels]
             found = await anyio.to_thread.run_sync(lambda: unpacked(held.listing, parcels, check=True))

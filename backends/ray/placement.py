@@ -1,6 +1,6 @@
 """What a cluster has, and what this run holds of it: a placement group of one bundle for each reservation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -62,11 +62,12 @@ class RayPlacement:
         self._controller = controller
         self._reserve_s = reserve_s
         self._held: dict[str, _Held] = {}
+        self._names: dict[str, str] = {}
         self._turn = anyio.Lock()  # between looking at what is free and taking it
 
     async def inventory(self) -> Inventory:
         """Return the nodes that live."""
-        nodes = await asked(partial(living, self._labels))
+        nodes = await self._nodes()
         free = await asked(partial(free_of, nodes))
         controller = next((node.name for node in nodes if node.id == self._controller), None)
         told = tuple(node_of(node, free[node.id], self._domain_label) for node in nodes)
@@ -104,7 +105,7 @@ class RayPlacement:
             Infeasible: None ever will.
         """
         held = self._held.get(reservation_id)
-        nodes = await asked(partial(living, self._labels))
+        nodes = await self._nodes()
         if held is None:
             return Place()
         if held.node.id not in {node.id for node in nodes}:
@@ -115,6 +116,11 @@ class RayPlacement:
         else:
             strategy = PlacementGroupSchedulingStrategy(held.group, placement_group_bundle_index=0)
         return Place(strategy=strategy, cpus=cpus, node_cpus=node_cpus)
+
+    async def _nodes(self) -> list[RayNode]:
+        """Return the nodes that live, each by the name that it was told by first: plans know it by that."""
+        nodes = await asked(partial(living, self._labels))
+        return [replace(node, name=self._names.setdefault(node.id, node.name)) for node in nodes]
 
     async def _moved(self, held: _Held) -> _Held:
         request = held.request
@@ -128,7 +134,7 @@ class RayPlacement:
         return moved
 
     async def _chosen(self, request: ReserveRequest) -> RayNode:
-        nodes = await asked(partial(living, self._labels))
+        nodes = await self._nodes()
         return _choose(request, nodes, await asked(partial(free_of, nodes)))
 
     async def _take(self, request: ReserveRequest, node: RayNode) -> _Held:

@@ -36,6 +36,7 @@ class Ranks:
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timedelta(seconds=timeout_s)
         self._store: TCPStore | None = None
+        self._offered = ""
         self._joined = False
         self.rank, self.world = 0, 1
 
@@ -47,7 +48,8 @@ class Ranks:
         """
         host = host or own_address()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
-        return f"{host}:{self._store.port}"
+        self._offered = f"{host}:{self._store.port}"
+        return self._offered
 
     def join(self, request: JoinRequest, device: torch.device) -> None:
         """Leave the generation before, meet the others of the new one.
@@ -131,9 +133,9 @@ class Ranks:
 
     def meeting_place(self, address: str) -> TCPStore:
         """Return the store at an address that was offered, here or elsewhere."""
-        host, _, port = address.rpartition(":")
-        if self._store is not None and self._store.port == int(port):
+        if self._store is not None and address == self._offered:
             return self._store
+        host, _, port = address.rpartition(":")
         return TCPStore(host, int(port), is_master=False, timeout=self._timeout)
 
     @contextmanager

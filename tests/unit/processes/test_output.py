@@ -63,6 +63,23 @@ async def test_warnings_and_errors_are_logged_with_the_worker_s_name(pipe: tuple
     assert all(line.startswith("rollout/0 | ") for line in lines)
 
 
+async def test_a_long_traceback_is_one_line_whatever_pieces_it_comes_in(pipe: tuple[int, int]) -> None:
+    """A pipe gives what is in it, and a traceback through a large library has 20 KiB."""
+    reads, writes = pipe
+    said = "x" * 20_000
+    line = b'{"timestamp":"2026-01-01T00:00:00Z","level":"error","event":"engine.failed","exception":"%s"}\n'
+    whole = line % said.encode()
+    with capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Output(reads, WorkerId("rollout/0"), lambda _: None).pump)
+            for at in range(0, len(whole), 9_000):
+                await anyio.wait_writable(writes)
+                os.write(writes, whole[at : at + 9_000])
+                await anyio.wait_all_tasks_blocked()
+            os.close(writes)
+    assert [entry["exception"] for entry in logs] == [said]
+
+
 async def test_a_worker_that_warns_for_ever_fills_no_disk(pipe: tuple[int, int]) -> None:
     reads, writes = pipe
     line = b'{"timestamp":"2026-01-01T00:00:00Z","level":"warning","event":"engine.slow"}\n'
@@ -85,6 +102,15 @@ async def test_a_worker_that_warns_for_ever_fills_no_disk(pipe: tuple[int, int])
     }
 
 
-@pytest.mark.parametrize("line", ['{"timestamp":"x"}', '{"timestamp":"x","level":"loud","event":"x"}', "[]", ""])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"timestamp":"x"}',
+        '{"timestamp":"x","level":"loud","event":"x"}',
+        '{"timestamp":"x","level":[],"event":"x"}',
+        "[]",
+        "",
+    ],
+)
 def test_other_text_is_no_warning(line: str) -> None:
     assert warning_in(line) is None
