@@ -5,19 +5,24 @@ import pytest
 
 from backends.engines._http import cargo
 from protocols.errors import DeadlineExceeded
-from tests.support.http_engines import Published, open_attached, open_test_server
+from tests.support.http_engines import KINDS, Published, open_attached, open_test_server
 
 pytestmark = pytest.mark.real_time
 
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
-async def test_a_server_that_never_comes_to_the_broadcast_costs_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+
+@each_kind
+async def test_a_server_that_never_comes_to_the_broadcast_costs_a_load(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It hangs, and answers nothing: neither the meeting nor the answer is waited for without end."""
     monkeypatch.setattr(cargo, "MEET_S", 0.5)
     monkeypatch.setattr(cargo, "ANSWER_S", 0.1)
     published = Published()
     async with (
-        open_test_server("vllm", faults="hang@Engine.load_weights#1") as url,
-        open_attached("vllm", url, published, weights="gloo") as engine,
+        open_test_server(kind, faults="hang@Engine.load_weights#1") as url,
+        open_attached(kind, url, published, weights="gloo") as engine,
     ):
         with anyio.fail_after(20), pytest.raises(DeadlineExceeded, match="the meeting with http"):
             await engine.load_weights(await published.manifest(0))
@@ -26,12 +31,13 @@ async def test_a_server_that_never_comes_to_the_broadcast_costs_a_load(monkeypat
         assert await engine.load_weights(await published.manifest(0)) == 0
 
 
-async def test_a_load_that_is_cancelled_leaves_a_server_that_takes_the_next() -> None:
+@each_kind
+async def test_a_load_that_is_cancelled_leaves_a_server_that_takes_the_next(kind: str) -> None:
     """A publish has no more time, or newer weights are wanted."""
     published = Published()
     async with (
-        open_test_server("vllm", faults="hang@Engine.load_weights#1") as url,
-        open_attached("vllm", url, published, weights="gloo") as engine,
+        open_test_server(kind, faults="hang@Engine.load_weights#1") as url,
+        open_attached(kind, url, published, weights="gloo") as engine,
     ):
         with anyio.move_on_after(0.5) as cut:
             await engine.load_weights(await published.manifest(0))
