@@ -19,7 +19,7 @@ from torch.distributed import (
     rendezvous,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from backends.engines._broadcast import Group, Piece, Terms, Transport, address_towards, broken
+from backends.engines._broadcast import BroadcastFailed, Group, Piece, Terms, Transport, address_towards, broken
 
 _DEVICE = {"gloo": "cpu", "nccl": "cuda"}
 """The first kind of device that torch lists for a transport: under its name the members' addresses lie."""
@@ -67,8 +67,12 @@ class UpdateGroup:
             BroadcastFailed: A receiver is gone, or too slow.
         """
         assert self._group is not None
-        for tensor in tensors:
-            self._group.broadcast(tensor.detach().to(device).contiguous())
+        try:
+            for tensor in tensors:
+                self._group.broadcast(tensor.detach().to(device).contiguous())
+        except BroadcastFailed:
+            self.leave()  # who still waits for the rest need not do so until it is told
+            raise
         if device.type == "cuda":  # only put in line until then, and to leave the group would drop it
             torch.cuda.synchronize(device)
 

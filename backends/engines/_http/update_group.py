@@ -11,7 +11,7 @@ from backends.engines._http.cargo import ANSWER_S, MEET_S, Broadcast, address_be
 from backends.engines._http.connection import Connection, ServerRefused
 from backends.engines._update_group import UpdateGroup
 from protocols.aio import bounded_shield
-from protocols.errors import ConductorError, UserError
+from protocols.errors import ConductorError, Transient, UserError
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ async def update_by_broadcast(connection: Connection, cargo: Broadcast, name: st
             await beside(
                 url,
                 lambda tensors=tensors: in_thread(url, group.send, tensors, cargo.device),
-                lambda told=told: connection.post("/update_weights_from_distributed", told),
+                lambda told=told: _ask_once(connection, "/update_weights_from_distributed", told),
             )
 
 
@@ -78,7 +78,14 @@ async def _meet(connection: Connection, group: UpdateGroup) -> None:
         "group_name": group.name,
         "backend": group.terms["transport"],
     }
-    await beside(url, come, lambda: connection.post("/init_weights_update_group", told))
+    await beside(url, come, lambda: _ask_once(connection, "/init_weights_update_group", told))
+
+
+async def _ask_once(connection: Connection, path: str, told: object) -> None:
+    async def never_again() -> None:
+        raise Transient(f"{connection.name} broke the connection in the middle of a broadcast")
+
+    await connection.post(path, told, before_again=never_again)  # asked twice, it would wait for what nobody sends
 
 
 @asynccontextmanager

@@ -127,7 +127,8 @@ class Sglang:
 
     async def _server_info(self, _: Request) -> Answer:
         served = self._served
-        return as_json({"version": VERSION, "context_length": served.context, "served_model_name": served.model})
+        info = {"version": VERSION, "context_length": served.context, "served_model_name": served.model}
+        return as_json({**info, "tp_size": 1, "pp_size": 1, "dp_size": 1})
 
     async def _loads_now(self, _: Request) -> Answer:
         running, waiting = await self._served.busy()
