@@ -9,7 +9,8 @@ import torch
 from backends.engines._broadcast import BroadcastFailed
 from backends.engines._http import cargo, update_group
 from backends.engines._serve.sglang import Sglang
-from backends.engines._serve.web import Answer, as_json
+from backends.engines._serve.vllm import Vllm
+from backends.engines._serve.web import Answer, ConnectionReset, Request, as_json
 from backends.engines._update_group import UpdateGroup
 from protocols.errors import DeadlineExceeded, Transient, UserError
 from tests.support.http_engines import KINDS, Published, new_plain_client, open_attached, open_test_server
@@ -70,11 +71,22 @@ async def test_a_server_that_hangs_does_not_keep_another_from_its_weights(kind: 
 
 
 @each_kind
-async def test_a_lost_answer_costs_a_load_at_once(kind: str) -> None:
+async def test_a_lost_answer_costs_a_load_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked again, a server would wait for tensors that nobody sends any more."""
+    served, name = (Vllm, "_remote") if kind == "vllm" else (Sglang, "_receive")
+    whole, asked = getattr(served, name), list[Request]()
+
+    async def lost(interface: object, request: Request) -> Answer:
+        asked.append(request)
+        answer = await whole(interface, request)
+        if len(asked) == 1:
+            raise ConnectionReset
+        return answer
+
+    monkeypatch.setattr(served, name, lost)
     published = Published()
     async with (
-        open_test_server(kind, faults="lost_reply@Engine.load_weights#1") as url,
+        open_test_server(kind) as url,
         open_attached(kind, url, published, weights="gloo") as engine,
     ):
         with anyio.fail_after(20), pytest.raises(Transient):
