@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import structlog
+from anyio.lowlevel import checkpoint
 from msgspec import Struct
 
 from backends.engines._broadcast import BUCKET_BYTES, Terms, buckets_of, pieces_of
@@ -83,6 +84,7 @@ async def _meet(connection: Connection, group: UpdateGroup) -> None:
 
 async def _ask_once(connection: Connection, path: str, told: object) -> None:
     async def never_again() -> None:
+        await checkpoint()
         raise Transient(f"{connection.name} broke the connection in the middle of a broadcast")
 
     await connection.post(path, told, before_again=never_again)  # asked twice, it would wait for what nobody sends

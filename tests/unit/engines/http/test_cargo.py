@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 import torch
+from anyio.lowlevel import checkpoint
 
 from backends.engines._broadcast import BroadcastFailed
 from backends.engines._http import cargo, update_group
@@ -139,6 +140,7 @@ async def test_a_server_whose_workers_have_no_numbers_is_told_of(monkeypatch: py
     """SGLang numbers the workers of a group by their tensor rank alone: two would come as one."""
 
     async def info(*_: object) -> Answer:
+        await checkpoint()
         return as_json({"context_length": 64, "tp_size": 1, "pp_size": 2})
 
     monkeypatch.setattr(Sglang, "_server_info", info)
