@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 dist: Any = torch.distributed  # groups beside the process's own are not among its typed names
 
@@ -56,19 +56,23 @@ class Piece(NamedTuple):
         return -(-self.bytes // _WORD)
 
 
-class Invitation(TypedDict):
+class Terms(TypedDict):
+    """What all members of a group agree on: ``world`` counts the sender; ``timeout_s`` bounds each thing they do."""
+
+    world: int
+    transport: Transport
+    timeout_s: float
+
+
+class Invitation(Terms):
     """All that a receiver has to know, as JSON.
 
-    ``address`` is ``host:port`` of the store where all meet; ``world`` counts the sender; ``tensors`` are pieces, in
-    the order in which they travel; ``timeout_s`` bounds the meeting, and then each bucket.
+    ``address`` is ``host:port`` of the store where all meet; ``tensors`` are pieces, in the order in which they travel.
     """
 
     address: str
-    world: int
-    transport: Transport
     tensors: Sequence[Sequence[Any]]
     bucket_bytes: int
-    timeout_s: float
 
 
 def pieces_of(tensors: Mapping[str, Tensor]) -> list[Piece]:
@@ -93,35 +97,53 @@ def buckets_of(pieces: Sequence[Piece], bucket_bytes: int) -> Iterator[list[Piec
 
 
 @contextmanager
-def _broken(what: str) -> Generator[None]:
+def broken(what: str) -> Generator[None]:
+    """Tell of torch's errors as ``BroadcastFailed``, behind what did not happen."""
     try:
         yield
     except RuntimeError as exc:  # all that torch says when a peer is gone, or does not come
         raise BroadcastFailed(f"{what}: {exc}") from exc
 
 
-class _Group:
-    """A group beside whatever groups the process has. Left at the end, which cuts the connections of the others."""
+class Group:
+    """A group beside whatever groups the process has. Left at the end, which cuts the connections of the others.
 
-    def __init__(self, store: TCPStore, rank: int, address: str, invitation: Invitation) -> None:
-        timeout = timedelta(seconds=invitation["timeout_s"])
-        gloo = invitation["transport"] == "gloo"
+    Args:
+        store: Where they tell each other their addresses.
+        rank: 0: the sender.
+        address: Of this machine, as the others reach it.
+        terms: The same for all.
+
+    Raises:
+        BroadcastFailed: The others do not come.
+    """
+
+    def __init__(self, store: Store, rank: int, address: str, terms: Terms) -> None:
+        gloo = terms["transport"] == "gloo"
         options = dist.ProcessGroupGloo._Options() if gloo else dist.ProcessGroupNCCL.Options()  # noqa: SLF001
-        options._timeout = timeout  # noqa: SLF001 - torch has no other name for it
+        options._timeout = timedelta(seconds=terms["timeout_s"])  # noqa: SLF001 - torch has no other name for it
         if gloo:
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
         join = dist.ProcessGroupGloo if gloo else dist.ProcessGroupNCCL
-        with _broken(f"rank {rank} of {invitation['world']} does not meet the others"):
-            self._group: Any = join(store, rank, invitation["world"], options)
+        with broken(f"rank {rank} of {terms['world']} does not meet the others"):
+            self._group: Any = join(store, rank, terms["world"], options)
 
-    def broadcast(self, words: Tensor) -> None:
-        """Give all others the sender's words."""
-        with _broken("the others are gone, or too slow"):
-            self._group.broadcast(words, 0).wait()
+    def broadcast(self, tensor: Tensor) -> None:
+        """Give all others what the sender has in the tensor.
+
+        Raises:
+            BroadcastFailed: They are gone, or too slow.
+        """
+        with broken("the others are gone, or too slow"):
+            self._group.broadcast(tensor, 0).wait()
 
     def end(self) -> None:
-        """Wait until all have come to the end."""
-        with _broken("the others are gone, or too slow"):
+        """Wait until all have come to the end.
+
+        Raises:
+            BroadcastFailed: They are gone, or too slow.
+        """
+        with broken("the others are gone, or too slow"):
             self._group.barrier().wait()
 
     def leave(self) -> None:
@@ -130,8 +152,8 @@ class _Group:
 
 
 @contextmanager
-def _group(store: TCPStore, rank: int, address: str, invitation: Invitation) -> Generator[_Group]:
-    group = _Group(store, rank, address, invitation)
+def _group(store: TCPStore, rank: int, address: str, terms: Terms) -> Generator[Group]:
+    group = Group(store, rank, address, terms)
     try:
         yield group
     finally:
@@ -209,7 +231,7 @@ def receiving(invitation: Invitation) -> Generator[Iterator[tuple[str, Tensor]]]
     """
     pieces = [Piece(name, kind, tuple(shape)) for name, kind, shape in invitation["tensors"]]
     host, _, port = invitation["address"].rpartition(":")
-    with _broken("nobody is there to send weights"):
+    with broken("nobody is there to send weights"):
         timeout = timedelta(seconds=invitation["timeout_s"])
         store = TCPStore(host, int(port), is_master=False, timeout=timeout)
         rank = store.add(_ARRIVED, 1)
@@ -222,7 +244,7 @@ def receiving(invitation: Invitation) -> Generator[Iterator[tuple[str, Tensor]]]
 
 
 def _received(
-    group: _Group, pieces: Sequence[Piece], bucket_bytes: int, device: torch.device
+    group: Group, pieces: Sequence[Piece], bucket_bytes: int, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
     for bucket in buckets_of(pieces, bucket_bytes):
         words = torch.empty(sum(piece.words for piece in bucket) + _SUMS, dtype=torch.int64, device=device)

@@ -19,7 +19,7 @@ class Config(ServerOptions, frozen=True, kw_only=True):
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
     """Return what is wrong with the options, without asking the server."""
-    return check_options(cfg, site, kind="sglang", takes_adapters=False, takes_broadcasts=False)
+    return check_options(cfg, site, kind="sglang", takes_adapters=False)
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ class Config(ServerOptions, frozen=True, kw_only=True):
 
 def check(cfg: Config, site: Site) -> Sequence[Problem]:
     """Return what is wrong with the options, without asking the server."""
-    return check_options(cfg, site, kind="vllm", takes_adapters=True, takes_broadcasts=True)
+    return check_options(cfg, site, kind="vllm", takes_adapters=True)
 
 
 @asynccontextmanager

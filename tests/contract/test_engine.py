@@ -86,6 +86,7 @@ async def _over_http(kind: str, *, servers: int = 1, weights: str = "file") -> A
 _vllm = partial(_over_http, "vllm")
 _sent_vllm = partial(_over_http, "vllm", weights="gloo")
 _sglang = partial(_over_http, "sglang")
+_sent_sglang = partial(_over_http, "sglang", weights="gloo")
 _routed_vllm = partial(_over_http, "vllm", servers=2)
 _routed_sglang = partial(_over_http, "sglang", servers=2)
 real = [
@@ -138,6 +139,7 @@ async def _simulated() -> AsyncGenerator[EnginePort]:
         pytest.param(_sent_vllm, id="vllm-broadcast", marks=pytest.mark.real_time),
         pytest.param(_sglang, id="sglang", marks=pytest.mark.real_time),
         pytest.param(wired(EnginePort, _sglang), id="sglang-wired", marks=pytest.mark.real_time),
+        pytest.param(_sent_sglang, id="sglang-broadcast", marks=pytest.mark.real_time),
         pytest.param("vllm_url", id="vllm-server", marks=real),
         pytest.param(_routed_vllm, id="vllm-router", marks=routed),
         pytest.param(_routed_sglang, id="sglang-router", marks=routed),

@@ -52,15 +52,15 @@ async def test_the_example_learns_as_much_through_a_server(tmp_path: Path, proto
 
 
 @pytest.mark.parametrize(
-    ("crash", "weights"),
-    [("generate#60", "file"), ("load_weights#3", "gloo"), ("resume#3", "file")],
+    ("protocol", "crash", "weights"),
+    [("vllm", "generate#60", "file"), ("vllm", "load_weights#3", "gloo"), ("sglang", "resume#3", "gloo")],
 )
 async def test_a_server_that_dies_is_started_again_with_the_current_weights(
-    tmp_path: Path, crash: str, weights: str
+    tmp_path: Path, protocol: str, crash: str, weights: str
 ) -> None:
     """I03: the engine was gone and the run hung; here it goes on, and the books balance."""
-    command = [*PROGRAM, "--protocol", "vllm", "--port", "{port}", "--faults", f"crash@Engine.{crash}"]
-    job = job_over(tmp_path, engine=f'kind = "vllm"\ncommand = {command!r}\nweights = "{weights}"')
+    command = [*PROGRAM, "--protocol", protocol, "--port", "{port}", "--faults", f"crash@Engine.{crash}"]
+    job = job_over(tmp_path, engine=f'kind = "{protocol}"\ncommand = {command!r}\nweights = "{weights}"')
     short = ["steps=4", "batch_groups=4", "group_size=4", "max_age=0"]
     result = await run(job, tmp_path / "run", *short)
     assert result.steps == 4

@@ -39,16 +39,16 @@ class Folder:
 class Broadcast:
     """Weights that are sent to servers, each in a group of its own.
 
-    Args:
+    Attributes:
         tensors: By the names that the model's own checkpoints use.
         transport: What carries them.
         device: From which they are sent.
     """
 
     def __init__(self, tensors: Mapping[str, Any], transport: Transport, device: torch.device) -> None:
-        self._tensors = tensors
-        self._transport: Transport = transport
-        self._device = device
+        self.tensors = tensors
+        self.transport: Transport = transport
+        self.device = device
 
     async def send(self, url: str, workers: int, invite: Callable[[Invitation], Awaitable[object]]) -> None:
         """Send them to a server, while ``invite`` waits for its answer; what fails first ends the other.
@@ -62,41 +62,81 @@ class Broadcast:
             Transient: They did not come, or left, or are too slow.
             ServerRefused, ConductorError: As ``invite`` does.
         """
-        where = urlsplit(url)
-        try:
-            host = await anyio.to_thread.run_sync(address_towards, where.hostname or "", where.port or 80)
-            meeting = Meeting(host, workers, self._tensors, transport=self._transport, timeout_s=MEET_S)
-        except OSError as exc:
-            raise Transient(f"there is no way to {url}: {exc}") from exc
-        broken: list[Transient] = []
-        asking = anyio.CancelScope()
+        host = await address_before(url)
+        meeting = Meeting(host, workers, self.tensors, transport=self.transport, timeout_s=MEET_S)
+        ended = threading.Event()
 
         async def send() -> None:
-            try:
-                await self._send(meeting, url)
-            except Transient as exc:
-                broken.append(exc)
-                asking.deadline = anyio.current_time() + ANSWER_S
+            await until_met(url, lambda: meeting.complete)
+            await in_thread(url, meeting.send, self.device, ended.is_set)
 
-        async with open_tasks() as tasks:
-            tasks.start_soon(owned, "broadcast", send, name=f"broadcast to {url}")
-            with asking:
-                await invite(meeting.invitation)
-        if broken:
-            raise broken[0]
-
-    async def _send(self, meeting: Meeting, url: str) -> None:
-        with deadline(f"the meeting with {url}", MEET_S):
-            while not meeting.complete:  # noqa: ASYNC110 - they come to a store, which rings no bell
-                await anyio.sleep(_LOOK_EVERY_S)
-        ended = threading.Event()
         try:
-            # left behind, the thread ends with its bucket: at once where the server is gone
-            await anyio.to_thread.run_sync(meeting.send, self._device, ended.is_set, abandon_on_cancel=True)
-        except BroadcastFailed as exc:
-            raise Transient(f"the broadcast to {url} broke: {exc}") from exc
+            await beside(url, send, lambda: invite(meeting.invitation))
         finally:
             ended.set()
+
+
+async def beside(url: str, send: Callable[[], Awaitable[None]], ask: Callable[[], Awaitable[object]]) -> None:
+    """Send to a server that is asked to receive; what fails first ends the other.
+
+    Raises:
+        Transient: It was not sent; what the server says to that is waited for ``ANSWER_S``, and comes first.
+        ServerRefused, ConductorError: As ``ask`` does.
+    """
+    broken: list[Transient] = []
+    asking = anyio.CancelScope()
+
+    async def sending() -> None:
+        try:
+            await send()
+        except Transient as exc:
+            broken.append(exc)
+            asking.deadline = anyio.current_time() + ANSWER_S
+
+    async with open_tasks() as tasks:
+        tasks.start_soon(owned, "broadcast", sending, name=f"broadcast to {url}")
+        with asking:
+            await ask()
+    if broken:
+        raise broken[0]
+
+
+async def address_before(url: str) -> str:
+    """Return the address under which a server reaches this machine.
+
+    Raises:
+        Transient: There is none.
+    """
+    where = urlsplit(url)
+    try:
+        return await anyio.to_thread.run_sync(address_towards, where.hostname or "", where.port or 80)
+    except OSError as exc:
+        raise Transient(f"there is no way to {url}: {exc}") from exc
+
+
+async def until_met(url: str, met: Callable[[], bool]) -> None:
+    """Wait until a server's workers are there.
+
+    Raises:
+        DeadlineExceeded: They do not come.
+    """
+    with deadline(f"the meeting with {url}", MEET_S):
+        while not met():  # noqa: ASYNC110 - they come to a store, which rings no bell
+            await anyio.sleep(_LOOK_EVERY_S)
+
+
+async def in_thread(url: str, call: Callable[..., None], *args: Any) -> None:
+    """Do what blocks until a server's workers have done their part.
+
+    Cancelling: leaves the thread behind, which ends with its part: at once where the server is gone.
+
+    Raises:
+        Transient: They did not.
+    """
+    try:
+        await anyio.to_thread.run_sync(call, *args, abandon_on_cancel=True)
+    except BroadcastFailed as exc:
+        raise Transient(f"the broadcast to {url} broke: {exc}") from exc
 
 
 Cargo = Folder | Broadcast

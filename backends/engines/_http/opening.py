@@ -39,9 +39,7 @@ class ServerOptions(Message, frozen=True, kw_only=True):
     probe_tolerance: Annotated[float, Meta(gt=0)] = 1e-3
 
 
-def check_options(
-    cfg: ServerOptions, site: Site, *, kind: str, takes_adapters: bool, takes_broadcasts: bool
-) -> Sequence[Problem]:
+def check_options(cfg: ServerOptions, site: Site, *, kind: str, takes_adapters: bool) -> Sequence[Problem]:
     """Return what is wrong with the options, without asking a server."""
     problems = find_missing("httpx2", field="engine.kind", kind=kind, extra="http")
     if bool(cfg.urls) == bool(cfg.command):
@@ -59,7 +57,7 @@ def check_options(
             why, mend = "nobody knows which servers are behind it", "name them all in urls"
             problems.append(Problem(field="engine.router", value=repr(cfg.router), why=why, mend=mend))
     if cfg.weights != "file":
-        problems += _check_broadcast(cfg, site, kind, takes_broadcasts=takes_broadcasts)
+        problems += _check_broadcast(cfg, site, takes_adapters=takes_adapters)
     if not takes_adapters and site.model is not None and site.model.options.get("lora") is not None:
         why, mend = (
             f"{kind} is given whole models, not adapters",
@@ -69,15 +67,12 @@ def check_options(
     return problems
 
 
-def _check_broadcast(cfg: ServerOptions, site: Site, kind: str, *, takes_broadcasts: bool) -> Sequence[Problem]:
+def _check_broadcast(cfg: ServerOptions, site: Site, *, takes_adapters: bool) -> Sequence[Problem]:
     field, value = "engine.weights", repr(cfg.weights)
-    if not takes_broadcasts:
-        why, mend = f"{kind} is given weights in files alone", "weights = 'file', or engine.kind = 'vllm'"
-        return [Problem(field=field, value=value, why=why, mend=mend)]
     if cfg.weights_dir is not None:
         why, mend = "weights that are sent lie in no folder", "leave engine.weights_dir out, or weights = 'file'"
         return [Problem(field=field, value=value, why=why, mend=mend)]
-    if site.model is not None and site.model.options.get("lora") is not None:
+    if takes_adapters and site.model is not None and site.model.options.get("lora") is not None:
         why, mend = "servers read adapters from files", "weights = 'file'"
         return [Problem(field=field, value=value, why=why, mend=mend)]
     return []

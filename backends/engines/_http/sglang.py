@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from backends.engines._http.cargo import Cargo, Folder
+from backends.engines._http.cargo import Broadcast, Cargo
 from backends.engines._http.connection import Connection
 from backends.engines._http.dialect import Answered, Dialect, LabelledSpan, Scored, ServerState, seed_of
 from backends.engines._http.together import together
+from backends.engines._http.update_group import update_by_broadcast
 from backends.engines._http.window import Load
 from protocols.errors import Transient
 from protocols.inference import GenerateRequest, SampleRequest
@@ -149,9 +150,12 @@ class SglangDialect:
         self._paused = False
 
     async def publish(self, cargo: Cargo, label: str, loading: str) -> None:
-        """Load from a folder. Should that fail half-way, the label that stands there is nobody's."""
-        await self._connection.post("/update_weight_version", {"new_version": loading, "abort_all_requests": False})
-        assert isinstance(cargo, Folder)  # check refuses anything else
+        """Load from a folder, or what is sent. Should that fail half-way, the label that stands there is nobody's."""
+        await self._label(loading)
+        if isinstance(cargo, Broadcast):
+            await update_by_broadcast(self._connection, cargo, label)
+            await self._label(label)
+            return
         # what was computed before stays under its own extra_key, and a cache in use cannot be flushed
         update = {"model_path": str(cargo.path), "weight_version": label, "flush_cache": False}
         await self._connection.post("/update_weights_from_disk", update)
@@ -167,6 +171,9 @@ class SglangDialect:
         reply = await self._connection.post(_GENERATE, body, _Generated)
         found = [logprob for logprob, _, _ in reply.meta_info.input_token_logprobs[1:] if logprob is not None]
         return [Scored(self._connection.name, found)]
+
+    async def _label(self, label: str) -> None:
+        await self._connection.post("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
 
 _: type[Dialect] = SglangDialect

@@ -167,8 +167,8 @@ class ServedEngine:
         Raises:
             Refused: They are damaged, or of another model; the old ones are served on.
         """
-        held = next(self._loads) != self._unheld
-        names = set(await self.engine.weight_names())
+        held = self.next_is_held()
+        names = set(await self.engine.weights())
         try:
             weights = await anyio.to_thread.run_sync(read_weights, Path(folder), names)
         except (OSError, SafetensorError, UserError) as exc:
@@ -181,13 +181,26 @@ class ServedEngine:
         Raises:
             Refused: They did not come, or are of another model; the old ones are served on.
         """
-        held = next(self._loads) != self._unheld
-        names = set(await self.engine.weight_names())
+        held = self.next_is_held()
+        names = set(await self.engine.weights())
         try:
             weights = await anyio.to_thread.run_sync(_received, invitation, names)
         except (BroadcastFailed, UserError) as exc:
             raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, f"the weights were not received: {exc}") from exc
         await self._swap(self.label, weights if held else None)
+
+    def next_is_held(self) -> bool:
+        """Count an update of weights; returns whether it is one that is done, and not only answered."""
+        return next(self._loads) != self._unheld
+
+    async def update(self, weights: Mapping[str, Any]) -> None:
+        """Serve other weights in place of those of the same names.
+
+        Raises:
+            InvariantError: They are of another model; the old ones are served on.
+        """
+        others = {name: tensor.float() for name, tensor in weights.items()}
+        await self._swap(self.label, {**await self.engine.weights(), **others})
 
     async def _swap(self, label: str, weights: Mapping[str, Any] | None) -> None:
         self._labels.append(label)  # before the swap: its version may be met at once

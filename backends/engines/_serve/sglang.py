@@ -7,17 +7,19 @@ Source: SGLang 0.5.23, ``srt/entrypoints/http_server.py``, ``srt/managers/io_str
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from backends.engines._broadcast import Piece
 from backends.engines._serve.openai import OpenAI
 from backends.engines._serve.routes import Route, Routes, Tokens, drawn_by
 from backends.engines._serve.served import Made, ServedEngine
 from backends.engines._serve.streams import stream_tokens
+from backends.engines._serve.updates import Updates
 from backends.engines._serve.web import Answer, Refused, Request, Send, as_json
 from backends.engines.torch.engine import OnToken
 from protocols.errors import ConductorError
@@ -63,11 +65,33 @@ class _Label(Struct):
     abort_all_requests: bool = True
 
 
+class _Join(Struct):
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str = "weight_update_group"
+    backend: str = "nccl"
+
+
+class _Leave(Struct):
+    group_name: str = "weight_update_group"
+
+
+class _Receive(Struct):
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[tuple[int, ...]]
+    group_name: str = "weight_update_group"
+    weight_version: str | None = None
+
+
 class Sglang:
     """Answers SGLang's paths with an engine."""
 
     def __init__(self, served: ServedEngine) -> None:
         self._served = served
+        self._updates = Updates(served)
         self._numbers = itertools.count()
 
     def routes(self) -> Routes:
@@ -83,6 +107,11 @@ class Sglang:
             ("POST", "/pause_generation"): Route(self._pause, "pause"),
             ("POST", "/continue_generation"): Route(self._resume, "resume"),
             ("POST", "/update_weights_from_disk"): Route(self._update, "load_weights"),
+            ("POST", "/begin_weight_update"): Route(self._begin),
+            ("POST", "/init_weights_update_group"): Route(self._join, "load_weights"),
+            ("POST", "/update_weights_from_distributed"): Route(self._receive),
+            ("POST", "/end_weight_update"): Route(self._end),
+            ("POST", "/destroy_weights_update_group"): Route(self._leave),
             ("POST", "/update_weight_version"): Route(self._relabel),
             ("POST", "/flush_cache"): Route(self._flush),
         }
@@ -98,7 +127,8 @@ class Sglang:
 
     async def _server_info(self, _: Request) -> Answer:
         served = self._served
-        return as_json({"version": VERSION, "context_length": served.context, "served_model_name": served.model})
+        info = {"version": VERSION, "context_length": served.context, "served_model_name": served.model}
+        return as_json({**info, "tp_size": 1, "pp_size": 1, "dp_size": 1})
 
     async def _loads_now(self, _: Request) -> Answer:
         running, waiting = await self._served.busy()
@@ -127,6 +157,29 @@ class Sglang:
             body = {"success": False, "message": str(exc), "num_paused_requests": 0}
             return as_json(body, HTTPStatus.BAD_REQUEST)
         return as_json({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+
+    async def _begin(self, _: Request) -> Answer:
+        return await _answered(self._updates.begin())
+
+    async def _end(self, _: Request) -> Answer:
+        return await _answered(self._updates.end())
+
+    async def _join(self, request: Request) -> Answer:
+        asked = request.read(_Join)
+        address = (asked.master_address, asked.master_port)
+        joined = self._updates.join(address, asked.rank_offset, asked.world_size, asked.group_name, asked.backend)
+        return await _answered(joined)
+
+    async def _leave(self, request: Request) -> Answer:
+        return await _answered(self._updates.leave(request.read(_Leave).group_name))
+
+    async def _receive(self, request: Request) -> Answer:
+        asked = request.read(_Receive)
+        pieces = [Piece(*one) for one in zip(asked.names, asked.dtypes, asked.shapes, strict=True)]
+        answer = await _answered(self._updates.receive(asked.group_name, pieces))
+        if answer.status == HTTPStatus.OK and asked.weight_version is not None:
+            await self._served.relabel(asked.weight_version)
+        return answer
 
     async def _relabel(self, request: Request) -> Answer:
         asked = request.read(_Label)
@@ -199,6 +252,15 @@ class Sglang:
         if asked.return_logprob:
             info["output_token_logprobs"] = [(one, id_, None) for one, id_ in zip(logprobs, tokens, strict=True)]
         return {"text": self._served.tokenizer.decode(tokens), "output_ids": list(tokens), "meta_info": info}
+
+
+async def _answered(updated: Awaitable[None]) -> Answer:
+    """Answer with success, or what was refused."""
+    try:
+        await updated
+    except Refused as exc:
+        return as_json({"success": False, "message": str(exc)}, exc.status)
+    return as_json({"success": True, "message": "Success"})
 
 
 def _finish(made: Made, tokens: int) -> dict[str, Any]:

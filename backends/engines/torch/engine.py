@@ -146,10 +146,10 @@ class TorchEngine:
         held = named_weights(self._model.module) if weights is None else weights
         return await self._thread.ask(lambda: self._decoder.swap(version, held))
 
-    async def weight_names(self) -> frozenset[str]:
-        """Return the names of what a swap must bring."""
+    async def weights(self) -> Mapping[str, Any]:
+        """Return those that the module holds: a swap must bring others of the same names, shapes and types."""
         await checkpoint()
-        return frozenset(named_weights(self._model.module))
+        return named_weights(self._model.module)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token but the first under the weights served now, between two tokens."""

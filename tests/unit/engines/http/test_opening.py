@@ -44,10 +44,11 @@ def test_weights_that_cannot_be_sent_are_refused() -> None:
         model = Section(kind="scratch", options={"lora": lora} if lora else {})
         return [problem.field for problem in adapter.check(cfg, site(model))]  # pyright: ignore[reportAttributeAccessIssue]
 
-    assert fields(vllm, weights="gloo") == []
-    assert fields(vllm, weights="nccl", weights_dir="there") == ["engine.weights"]
+    for adapter in (vllm, sglang):
+        assert fields(adapter, weights="gloo") == []
+        assert fields(adapter, weights="nccl", weights_dir="there") == ["engine.weights"]
     assert fields(vllm, weights="gloo", lora={"rank": 4}) == ["engine.weights"]
-    assert fields(sglang, weights="gloo") == ["engine.weights"]
+    assert fields(sglang, weights="gloo", lora={"rank": 4}) == ["model.lora"]
 
 
 async def test_a_broadcast_between_gpus_without_a_gpu_is_refused() -> None:

@@ -226,3 +226,25 @@ async def _running(client: httpx2.AsyncClient, kind: str) -> int:
 async def _until_running(client: httpx2.AsyncClient, kind: str, count: int) -> None:
     while await _running(client, kind) != count:
         pass  # each question is a round trip
+
+
+async def test_sglang_takes_tensors_in_a_session_and_a_group_alone() -> None:
+    """SGLang 0.5.23 answers 400 to an update outside of a session, and to a second session."""
+    async with open_test_server("sglang") as url, new_plain_client(url) as client:
+
+        async def refused(path: str, **told: Any) -> str:
+            answer = await client.post(path, json=told)
+            assert answer.status_code == 400
+            assert answer.json()["success"] is False
+            return answer.json()["message"]
+
+        tensors: dict[str, Any] = {"names": [], "dtypes": [], "shapes": [], "group_name": "g"}
+        assert "session" in await refused("/update_weights_from_distributed", **tensors)
+        assert "session" in await refused("/end_weight_update")
+        (await client.post("/begin_weight_update", json={})).raise_for_status()
+        assert "session" in await refused("/begin_weight_update")
+        assert "group" in await refused("/update_weights_from_distributed", **tensors)
+        assert "group" in await refused("/destroy_weights_update_group", group_name="g")
+        meeting = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2}
+        assert "gloo" in await refused("/init_weights_update_group", **meeting, group_name="g", backend="nccl")
+        (await client.post("/end_weight_update", json={})).raise_for_status()
