@@ -1,7 +1,8 @@
 """How weights get from this process to a server: as files in a folder, or by broadcast."""
 
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -63,7 +64,8 @@ class Broadcast:
             ServerRefused, ConductorError: As ``invite`` does.
         """
         host = await address_before(url)
-        meeting = Meeting(host, workers, self.tensors, transport=self.transport, timeout_s=MEET_S)
+        with broadcasting_to(url):
+            meeting = Meeting(host, workers, self.tensors, transport=self.transport, timeout_s=MEET_S)
         ended = threading.Event()
 
         async def send() -> None:
@@ -133,9 +135,16 @@ async def in_thread(url: str, call: Callable[..., None], *args: Any) -> None:
     Raises:
         Transient: They did not.
     """
-    try:
+    with broadcasting_to(url):
         await anyio.to_thread.run_sync(call, *args, abandon_on_cancel=True)
-    except BroadcastFailed as exc:
+
+
+@contextmanager
+def broadcasting_to(url: str) -> Generator[None]:
+    """Tell of all that a broadcast breaks by, torch's own errors among it, as ``Transient``."""
+    try:
+        yield
+    except (BroadcastFailed, RuntimeError) as exc:  # no port, no memory on the device
         raise Transient(f"the broadcast to {url} broke: {exc}") from exc
 
 

@@ -8,7 +8,16 @@ from anyio.lowlevel import checkpoint
 from msgspec import Struct
 
 from backends.engines._broadcast import BUCKET_BYTES, Terms, buckets_of, pieces_of
-from backends.engines._http.cargo import ANSWER_S, MEET_S, Broadcast, address_before, beside, in_thread, until_met
+from backends.engines._http.cargo import (
+    ANSWER_S,
+    MEET_S,
+    Broadcast,
+    address_before,
+    beside,
+    broadcasting_to,
+    in_thread,
+    until_met,
+)
 from backends.engines._http.connection import Connection, ServerRefused
 from backends.engines._update_group import UpdateGroup
 from protocols.aio import bounded_shield
@@ -45,7 +54,9 @@ async def update_by_broadcast(connection: Connection, cargo: Broadcast, name: st
         why = f"{url} runs pipeline or data parallel, and takes no weights by broadcast"
         raise UserError(f"{why}; set engine.weights = 'file', or start it with tensor parallelism alone")
     terms = Terms(world=_FIRST_RECEIVER + info.tp_size, transport=cargo.transport, timeout_s=MEET_S)
-    group = UpdateGroup(await address_before(url), name, terms)
+    host = await address_before(url)
+    with broadcasting_to(url):
+        group = UpdateGroup(host, name, terms)
     async with _updating(connection, group):
         await _meet(connection, group)
         for bucket in buckets_of(pieces_of(cargo.tensors), BUCKET_BYTES):

@@ -124,6 +124,16 @@ async def test_an_update_that_breaks_half_way_is_vouched_for_by_nobody(monkeypat
         assert await engine.load_weights(await published.manifest(1)) == 1
 
 
+async def test_no_error_of_torch_crosses_the_port() -> None:
+    """A device without room for a bucket, a machine without a free port: the load is tried again."""
+
+    def send() -> None:
+        raise torch.OutOfMemoryError("32 MiB")
+
+    with pytest.raises(Transient, match="the broadcast to http://there broke: 32 MiB"):
+        await cargo.in_thread("http://there", send)
+
+
 async def test_a_session_that_its_sender_left_open_stops_no_update() -> None:
     """A sender that is killed closes nothing, and a server has one session."""
     published = Published()
