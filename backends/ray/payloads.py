@@ -105,8 +105,11 @@ class RayPayloads:
     def _put(self, ref: PayloadRef, value: Bulk) -> Held:
         try:
             message, parts = parted(value, self._moving)
-            with ThreadPoolExecutor(_AT_ONCE) as threads:
-                stored = list(threads.map(self._put_one, parts))
+            if len(parts) > 1:
+                with ThreadPoolExecutor(_AT_ONCE) as threads:
+                    stored = list(threads.map(self._put_one, parts))
+            else:  # a group, of which there are many
+                stored = [*map(self._put_one, parts)]
         except TypeError as exc:
             raise InvariantError(f"{ref} cannot be stored: {exc}") from exc
         except rx.RayError as exc:
