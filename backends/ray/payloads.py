@@ -1,7 +1,8 @@
 """The payload store of a cluster: objects of Ray, and one actor that knows which is whose.
 
 Whoever puts or gets does so himself: bytes go from the store of one node to that of another, once for each node however
-many of its processes read them, and never to the controller. An object ends with the process that put it.
+many of its processes read them, and never to the controller. An object ends with the process that put it. What is small
+is no object, as with Ray's own arguments and results: the actor that knows whose it is holds the bytes.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,20 @@ import ray.exceptions as rx
 from backends._failures import decode_failure
 from backends.ray.calls import result_of
 from backends.ray.failures import translated
-from backends.ray.stored import Array, Listing, Packed, Parcel, Part, packed, parcel_of, parted, same, size_of, unpacked
+from backends.ray.stored import (
+    Array,
+    Listing,
+    Packed,
+    Parcel,
+    Part,
+    Piece,
+    packed,
+    parcel_of,
+    parted,
+    same,
+    size_of,
+    unpacked,
+)
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import InvariantError, WorkerLost
 from protocols.messages import PayloadRef
@@ -23,16 +37,19 @@ from protocols.messages import PayloadRef
 STORE = "payload store"
 
 _AT_ONCE = 4  # objects that are summed up and copied at the same time: one alone does not fill the memory's bandwidth
+_SMALL = 100 << 10
+"""Bytes of what is no object. One costs its maker, its readers and the directory more messages than bytes."""
+
 _AT_HAND_S = 5.0  # for what this process put itself, and holds
 
 
 @dataclass(frozen=True)
 class Held:
-    """A payload in the object store.
+    """A payload in the store.
 
     Attributes:
         listing: What it is made of.
-        parcels: References to its objects, in that order.
+        parcels: In that order, references to objects, and parcels that are small.
     """
 
     listing: Listing
@@ -40,7 +57,7 @@ class Held:
 
 
 class _Stored(NamedTuple):
-    """A parcel, and the object of Ray that has its bytes."""
+    """A parcel, and what holds its bytes: an object of Ray, or itself."""
 
     arrays: tuple[Array, ...]
     parcel: Parcel
@@ -105,8 +122,11 @@ class RayPayloads:
     def _put(self, ref: PayloadRef, value: Bulk) -> Held:
         try:
             message, parts = parted(value, self._moving)
-            with ThreadPoolExecutor(_AT_ONCE) as threads:
-                stored = list(threads.map(self._put_one, parts))
+            if len(parts) > 1:
+                with ThreadPoolExecutor(_AT_ONCE) as threads:
+                    stored = list(threads.map(self._put_one, parts))
+            else:  # a group, of which there are many
+                stored = [*map(self._put_one, parts)]
         except TypeError as exc:
             raise InvariantError(f"{ref} cannot be stored: {exc}") from exc
         except rx.RayError as exc:
@@ -123,13 +143,15 @@ class RayPayloads:
 
     def _put_one(self, part: Part) -> "_Stored":
         arrays, parcel = parcel_of(part)
-        return _Stored(arrays, parcel, self._known(arrays, parcel) or ray.put(parcel))
+        return _Stored(arrays, parcel, self._known(arrays, parcel) or _object_of(parcel))
 
     def _known(self, arrays: tuple[Array, ...], parcel: Parcel) -> Any:
         """Return the object of the last mapping that has these very bytes; None: there is none."""
         known = self._last.get(arrays)
         if known is None:
             return None
+        if isinstance(known, tuple):
+            return known if same(parcel, known) else None
         try:
             return known if same(parcel, ray.get(known, timeout=_AT_HAND_S)) else None
         except rx.RayError:
@@ -144,7 +166,14 @@ def put_alone(value: Bulk) -> Held:
         TypeError: It holds what is neither message nor array.
     """
     made = packed(value)
-    return _held(made, [ray.put(parcel) for _, parcel in made.parcels])
+    return _held(made, [_object_of(parcel) for _, parcel in made.parcels])
+
+
+def _object_of(parcel: Parcel) -> Any:
+    """Put a parcel, or copy one that is small: what it views is its maker's, and may change."""
+    if size_of(parcel) <= _SMALL:
+        return tuple(Piece(bytes(piece.view)) for piece in parcel)
+    return ray.put(parcel)
 
 
 def _held(made: Packed, objects: list[Any]) -> Held:
@@ -166,7 +195,7 @@ async def fetched(held: Held, ref: PayloadRef) -> Bulk:
     try:
         found = await anyio.to_thread.run_sync(_found_here, held, abandon_on_cancel=True)  # it ends by itself
         if found is None:
-            parcels = [await result_of(one, STORE) for one in held.parcels]
+            parcels = [one if isinstance(one, tuple) else await result_of(one, STORE) for one in held.parcels]
             found = await anyio.to_thread.run_sync(lambda: unpacked(held.listing, parcels, check=True))
     except ValueError as exc:
         raise WorkerLost(worker=STORE, cause=f"{ref.key!r} of {ref.owner!r}: {exc}") from exc
@@ -178,7 +207,9 @@ def _found_here(held: Held) -> Bulk | None:
     if held.listing.node != _node():
         return None
     try:
-        return unpacked(held.listing, ray.get(held.parcels, timeout=_AT_HAND_S), check=False)
+        objects = [one for one in held.parcels if not isinstance(one, tuple)]
+        there = dict(zip(objects, ray.get(objects, timeout=_AT_HAND_S), strict=True))
+        return unpacked(held.listing, [there.get(one, one) for one in held.parcels], check=False)
     except rx.GetTimeoutError:  # it was spilled, and takes its time
         return None
     except rx.RayError as exc:

@@ -158,8 +158,10 @@ async def test_an_object_ends_with_the_process_that_put_it_and_the_store_says_so
         await made.payloads.put(ref, {"x": b"1"})
         assert await made.payloads.get(ref) == {"x": b"1"}
         holder = ray.remote(_Holder).remote()
-        held = await holder.put.remote()
+        small, held = [await holder.put.remote(size) for size in (100_000, 200_000)]
         ray.kill(holder)
+        await made.payloads._directory.keep.remote(ref, small)  # pyright: ignore  # noqa: PGH003
+        assert await made.payloads.get(ref) == {"x": b"x" * 100_000}, "what is small is no object"
         await made.payloads._directory.keep.remote(ref, held)  # pyright: ignore  # noqa: PGH003
         with pytest.raises(WorkerLost, match="payload store"), anyio.fail_after(60):
             await _get_until_lost(made, ref)
@@ -171,8 +173,8 @@ async def _get_until_lost(made: Backend, ref: PayloadRef) -> None:
 
 
 class _Holder:
-    async def put(self) -> Held:
-        return put_alone({"x": b"x" * 200_000})
+    async def put(self, size: int) -> Held:
+        return put_alone({"x": b"x" * size})
 
 
 async def test_tensors_come_back_to_the_last_bit_from_the_store_itself(ray_cluster: RayCluster) -> None:
