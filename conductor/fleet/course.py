@@ -21,6 +21,7 @@ class Course:
         level: How far it had to go.
         verdict: What comes of it, unless the job is given up.
         attempts: Launches until now.
+        unchecked: Whether some have moved since their nodes last passed the check.
         details: What happened, in words.
     """
 
@@ -33,6 +34,7 @@ class Course:
     level: Level = "worker"
     verdict: Verdict = "restored"
     attempts: int = 0
+    unchecked: bool = False
     details: list[str] = field(default_factory=list[str])
 
     def incident(self, role: str) -> Incident:

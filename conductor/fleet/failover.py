@@ -275,7 +275,8 @@ class Failover:
                 moved = () if self.move is None else await self.move(course.lost, journal)
                 course.details += moved
                 await self._group.replace(course.lost)
-                if moved:
+                course.unchecked |= bool(moved)
+                if course.unchecked:
                     course.level = "node"
                     await self._check(course, journal)
             except (Transient, PortFailed) as exc:
@@ -310,7 +311,7 @@ class Failover:
         return True
 
     async def _check(self, course: Course, journal: Journal) -> None:
-        """Check the nodes of a role whose workers have moved.
+        """Check the nodes of a role whose workers have moved, however often it takes until all pass.
 
         Raises:
             WorkerLost: Some must not be used; their workers belong to what is lost.

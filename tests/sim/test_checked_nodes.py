@@ -171,6 +171,14 @@ def test_a_new_node_that_does_not_pass_is_left_for_another() -> None:
     assert set(last.aside) == {"b", "c"}
 
 
+def test_where_no_node_that_passes_is_left_nobody_trains_on_one_that_does_not() -> None:
+    """The rank stayed on the node that had failed, unchecked, since it had not moved again."""
+    scene = Scene(cluster=Cluster(broken={"c"}), role=LARGE, crashes=3, steps=80)
+    with pytest.raises(BudgetExhausted, match="did not pass the check"):
+        scene.run()
+    assert scene.incidents()[-1].verdict == "given_up"
+
+
 def test_a_rank_whose_node_is_gone_is_launched_on_another() -> None:
     scene = Scene(crashes=1, goes="b")
     assert scene.run().steps == 40
