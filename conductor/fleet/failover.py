@@ -62,7 +62,8 @@ class Failover:
         replaced: As above.
         drain: Before workers are replaced whose places are about to be taken away; None: they are replaced when they
             are gone.
-        lose: When workers are lost, and again when they cannot be launched; None: nobody counts it.
+        lose: When workers are lost, and again when they cannot be launched: all of them, unless it is known which one
+            it was; None: nobody counts it.
         move: Before workers are launched again; None: they stay where they are.
         check: When workers are on other nodes than before; None: those are trusted.
         let_go: Where its master decides to go on without lost workers; None: the role cannot.
@@ -258,7 +259,7 @@ class Failover:
         Raises:
             ConductorError: It is decided to give up, or they cannot be launched whatever is tried.
         """
-        cause = course.cause
+        cause, failed = course.cause, course.lost
         while True:
             for worker in course.lost:
                 self._strikes[worker].strike(cause, journal.trained())
@@ -268,7 +269,7 @@ class Failover:
             if decision is None:
                 return
             if self.lose is not None:
-                self.lose(course.lost, cause)
+                self.lose(failed, cause)
             await self._follow(decision, course, journal.trained())
             course.attempts += 1
             try:
@@ -281,6 +282,7 @@ class Failover:
                     await self._check(course, journal)
             except (Transient, PortFailed) as exc:
                 course.failure, cause = exc, cause_of(exc)
+                failed = (WorkerId(exc.worker),) if isinstance(exc, WorkerLost) else course.lost
                 course.details.append(str(exc))
                 journal.log.warning("failover.failed", role=self.role.name, attempts=course.attempts, error=str(exc))
             else:
