@@ -205,3 +205,12 @@ def test_a_resumed_run_knows_what_was_set_aside(tmp_path: Path) -> None:
     again = Scene(steps=75, run_dir=str(tmp_path), resume=True, ledger=first.ledger)
     again.run()
     assert again.cluster.where == {"policy/0": "a", "policy/1": "c"}
+
+
+def test_what_happens_before_a_run_goes_on_is_told_of_at_the_version_that_it_goes_on_from(tmp_path: Path) -> None:
+    """At v0 its quarantine would have been over as soon as the run was resumed once more."""
+    first = Scene(steps=10, run_dir=str(tmp_path))
+    first.run()
+    again = Scene(steps=12, run_dir=str(tmp_path), resume=True, ledger=first.ledger, cluster=Cluster(broken={"b"}))
+    again.run()
+    assert [one.version for one in again.incidents()] == [10]
