@@ -35,7 +35,7 @@ from conductor.ports import Workloads
 from protocols.adapters import Host, load_object, resolve
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Problem, WorkerLost
-from protocols.fleet import Plan
+from protocols.fleet import Plan, Vertex
 from protocols.inference import EnginePort, InferenceControllerPort
 from protocols.ledger import Incident, LedgerPort, Scaled
 from protocols.messages import WeightVersion, WorkerId
@@ -162,10 +162,14 @@ class Opener:
         vertices, deadlines = self.fleet.workers(role), self.cfg.deadlines
         if not vertices:
             raise InvariantError(f"the plan has no worker of the role {role}, and validation let it pass")
+
+        def workers() -> tuple[Vertex, ...]:
+            return self._now.plan.workers(role)
+
         master = self._master(role)
         attendance = Attendance()
         self._let_call(role, attendance)
-        await self._stack.enter_async_context(self.hooks.around(role, vertices))
+        await self._stack.enter_async_context(self.hooks.around(role, workers))
         group = await self._stack.enter_async_context(
             open_group(
                 vertices,
@@ -176,7 +180,7 @@ class Opener:
                 at_once=self._at_once,
             )
         )
-        await self._stack.enter_async_context(self.hooks.within(role, vertices))
+        await self._stack.enter_async_context(self.hooks.within(role, workers))
         self.groups.append(group)
         planned_role, answer_s = self.fleet.role(role), self._answer_s
         failover = Failover(

@@ -26,7 +26,10 @@ class Said:
 
 
 async def ask(call: Callable[[], Awaitable[Any]], *, within_s: float) -> Said:
-    """Call a user's code, whatever it does; what blocks the event loop cannot be helped.
+    """Call a user's code, whatever it does.
+
+    What blocks the event loop cannot be helped, nor what cannot be cancelled: a call in a thread is one unless it is
+    abandoned (``anyio.to_thread.run_sync(..., abandon_on_cancel=True)``).
 
     Cancelling: passes through to it.
     """
