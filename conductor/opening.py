@@ -222,6 +222,7 @@ class Opener:
             group,
             self._clients(RankPort, failover),
             check=self.cfg.fleet.check,
+            recheck_s=self.cfg.deadlines.start,
             fleet=self._fleet,
             mover=self.mover,
             budget=self._budget,

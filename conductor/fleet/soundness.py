@@ -10,6 +10,7 @@ from conductor.fleet.checking import NodeCheck
 from conductor.fleet.group import WorkerGroup
 from conductor.fleet.journal import Journal
 from conductor.fleet.moving import Mover
+from protocols.aio import deadline
 from protocols.errors import Infeasible
 from protocols.ledger import Incident, Verdict
 from protocols.messages import WorkerId
@@ -23,18 +24,20 @@ class Soundness:
         cfg: What is slow, and whether slow nodes are set aside.
         check: Tries the nodes.
         mover: Finds other places.
+        recheck_s: How long a check may take while the run waits, in seconds.
     """
 
-    def __init__(self, role: str, cfg: CheckConfig, check: NodeCheck, mover: Mover) -> None:
+    def __init__(self, role: str, cfg: CheckConfig, check: NodeCheck, mover: Mover, *, recheck_s: float) -> None:
         self._role = role
         self._cfg = cfg
         self._check = check
         self._mover = mover
+        self._recheck_s = recheck_s
 
     async def ensure(self, group: WorkerGroup, journal: Journal) -> None:
         """Check the nodes of a group, and move its workers until all pass; no worker of it works yet.
 
-        It ends, since each time a node is set aside.
+        A node that is set aside may be used again after a while: the caller bounds it.
 
         Raises:
             Infeasible: There is no place for those on nodes that did not pass; it names them, with the numbers.
@@ -59,8 +62,14 @@ class Soundness:
             await self._tell(journal, tuple(lost), "restored", "; ".join(said), attempts=attempts, began=began)
 
     async def recheck(self, journal: Journal) -> tuple[WorkerId, ...]:
-        """Check the nodes again, since some are new; set those aside that do not pass, and return whose they are."""
-        workers = self._check.workers(self._refused(await self._look(journal)))
+        """Check the nodes again, since some are new; set those aside that do not pass, and return whose they are.
+
+        Raises:
+            DeadlineExceeded: It took longer than it may.
+        """
+        with deadline(f"the check of the nodes of {self._role}", self._recheck_s):
+            findings = await self._look(journal)
+        workers = self._check.workers(self._refused(findings))
         self._mover.set_aside(workers)
         return workers
 
