@@ -25,8 +25,8 @@ from conductor.fleet.hooks import Hooks
 from conductor.fleet.journal import Journal
 from conductor.fleet.master import Master
 from conductor.fleet.moving import Fleet, Mover
-from conductor.fleet.ranks import open_ranks
 from conductor.fleet.pools import Pool, drainer, either
+from conductor.fleet.ranks import open_ranks
 from conductor.fleet.reservation import Reservations, open_reservations
 from conductor.fleet.roles import RoleDesk, carrier
 from conductor.fleet.scaling import Hold, Scaler
