@@ -7,12 +7,13 @@ import anyio
 from conductor.config import CheckConfig
 from conductor.core.node_check import Findings
 from conductor.fleet.checking import NodeCheck
+from conductor.fleet.course import Happening
 from conductor.fleet.group import WorkerGroup
 from conductor.fleet.journal import Journal
 from conductor.fleet.moving import Mover
 from protocols.aio import deadline
 from protocols.errors import Infeasible
-from protocols.ledger import Incident, Verdict
+from protocols.ledger import Verdict
 from protocols.messages import WorkerId
 
 
@@ -97,18 +98,17 @@ class Soundness:
         attempts: int,
         began: float,
     ) -> None:
-        incident = Incident(
-            role=self._role,
-            workers=workers,
-            cause="worker",
-            level="node",
-            attempts=attempts,
-            verdict=verdict,
-            detail=f"the check of nodes: {detail}",
+        happening = Happening(
+            began=began,
             version=journal.trained(),
-            seconds=anyio.current_time() - began,
+            cause="worker",
+            lost=workers,
+            level="node",
+            verdict=verdict,
+            attempts=attempts,
+            details=[f"the check of nodes: {detail}"],
         )
-        await journal.close(incident)
+        await journal.close(happening.incident(self._role))
 
 
 def _slow(findings: Findings) -> dict[str, str]:
