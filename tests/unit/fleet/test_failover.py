@@ -518,9 +518,11 @@ async def test_a_new_node_is_checked_and_who_is_on_one_that_does_not_pass_moves_
     fleet, run = Fleet(), Run()
     verdicts: list[tuple[WorkerId, ...]] = [(A,), ()]
     losses: list[WorkerId] = []
+    away: list[frozenset[WorkerId]] = []
 
     async def move(workers: Collection[WorkerId], _journal: Journal) -> tuple[str, ...]:
         await anyio.lowlevel.checkpoint()
+        away.append(failover.attendance.away)
         return tuple(f"{worker} is moved" for worker in workers)
 
     async def check(_journal: Journal) -> tuple[WorkerId, ...]:
@@ -538,3 +540,4 @@ async def test_a_new_node_is_checked_and_who_is_on_one_that_does_not_pass_moves_
     assert f"the nodes of {A} did not pass the check" in incident.detail
     assert verdicts == []
     assert losses == [B, A], "who has moved runs well, and its new domain has lost nobody"
+    assert away == [{B}, {A, B}], "who is on a node that must not be used cannot be called"

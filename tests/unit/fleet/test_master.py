@@ -186,6 +186,23 @@ async def test_one_that_hangs_is_left_alone_and_failovers_do_not_wait_for_it() -
     assert told == ["came", "went"]
 
 
+async def test_it_is_told_who_is_ended_for_good_and_who_joins() -> None:
+    user, run = User(lambda _: None), Run()
+    launcher: LauncherPort = Fleet()  # type: ignore[assignment]
+    role = PlannedRole(name="rollout", instances=2, resources=Resources(), strategy="pack", restarts=Restarts())
+    one, two = rollouts()
+    async with open_group([one, two], launcher, Site(job_dir="/"), start_s=60.0, stop_s=5.0, at_once=True) as group:
+        failover = Failover(role, group)
+        failover.master = Master("rollout", user, patience_s=PATIENCE_S, log=get_logger())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(failover.run, run.journal)
+            await failover.shrink([one])
+            await failover.grow([one, two])
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+    assert user.told == [("came", A), ("came", B), ("went", B), ("came", B)]
+
+
 async def test_who_only_listens_keeps_nobody_waiting() -> None:
     class Listening:
         async def went(self, _worker: WorkerId, _why: str) -> None:
