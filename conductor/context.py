@@ -188,16 +188,18 @@ class RunContext:
             if incident.role == POLICY and incident.verdict == "restored":
                 self.rank_replaced.set()
             incident = structs.replace(incident, aside=self.ports.quarantine.left(anyio.current_time()))
-        self.incidents.append(incident)
-        if self.unrecorded is None:
-            await self.record(incident)
-        else:
+        if self.unrecorded is not None:
             self.unrecorded.append(incident)
+            return
+        self.incidents.append(incident)
+        await self.record(incident)
 
     async def record_beginning(self, *events: LedgerEvent) -> None:
-        """Write down that the run begins, or goes on, and what happened on the way there."""
-        unrecorded, self.unrecorded = self.unrecorded or [], None
-        await self.record(*events, *unrecorded)
+        """Write down that the run begins, or goes on, and what happened on the way there, when no version was known."""
+        happened = [structs.replace(one, version=self.trained) for one in self.unrecorded or ()]
+        self.unrecorded = None
+        self.incidents.extend(happened)
+        await self.record(*events, *happened)
 
     async def compact_record(self) -> None:
         """Put a summary in the place of the record."""

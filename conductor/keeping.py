@@ -47,17 +47,17 @@ async def release_held(ctx: RunContext) -> None:
 
 
 async def remove(ctx: RunContext, folders: Iterable[Path]) -> None:
-    """Remove checkpoints that the record says are gone.
+    """Remove checkpoints that the record does not count on.
 
     Raises:
         PortFailed: The disk refuses.
     """
     for folder in folders:
-        await on_checkpoints(ctx, lambda folder=folder: checkpoints.remove(folder))
+        await on_checkpoints(ctx, "removing a checkpoint", lambda folder=folder: checkpoints.remove(folder))
 
 
-async def on_checkpoints(ctx: RunContext, work: Callable[[], T]) -> T:
-    """Do blocking work among the checkpoints, within ``deadlines.checkpoint``.
+async def on_checkpoints(ctx: RunContext, what: str, work: Callable[[], T]) -> T:
+    """Do blocking work among the checkpoints, within ``deadlines.checkpoint``; errors name it as ``what``.
 
     Cancelling: as ``on_disk``.
 
@@ -65,9 +65,9 @@ async def on_checkpoints(ctx: RunContext, work: Callable[[], T]) -> T:
         PortFailed: The disk refuses.
     """
     try:
-        return await on_disk("writing a checkpoint", ctx.cfg.deadlines.checkpoint, work)
+        return await on_disk(what, ctx.cfg.deadlines.checkpoint, work)
     except OSError as exc:
-        raise PortFailed(f"a checkpoint could not be written: {exc}") from exc
+        raise PortFailed(f"{what} failed: {exc}") from exc
 
 
 def _pending(ctx: RunContext, version: WeightVersion) -> bool:

@@ -25,8 +25,8 @@ from conductor.fleet.hooks import Hooks
 from conductor.fleet.journal import Journal
 from conductor.fleet.master import Master
 from conductor.fleet.moving import Fleet, Mover
-from conductor.fleet.policy import open_ranks
 from conductor.fleet.pools import Pool, drainer, either
+from conductor.fleet.ranks import open_ranks
 from conductor.fleet.reservation import Reservations, open_reservations
 from conductor.fleet.roles import RoleDesk, carrier
 from conductor.fleet.scaling import Hold, Scaler
@@ -35,7 +35,7 @@ from conductor.ports import Workloads
 from protocols.adapters import Host, load_object, resolve
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Problem, WorkerLost
-from protocols.fleet import Plan
+from protocols.fleet import Plan, Vertex
 from protocols.inference import EnginePort, InferenceControllerPort
 from protocols.ledger import Incident, LedgerPort, Scaled
 from protocols.messages import WeightVersion, WorkerId
@@ -67,7 +67,6 @@ class Opener:
         log: The run's.
 
     Attributes:
-        fleet: Where each worker is launched; set before anything is.
         mover: Knows where each worker is.
         incidents: What happened until now.
         failovers: Of every role that was launched.
@@ -76,9 +75,8 @@ class Opener:
         roles: How workers reach one another.
     """
 
-    fleet: Plan
     mover: Mover
-    _now: Fleet
+    _fleet: Fleet
     _reservations: Reservations
 
     def __init__(
@@ -128,30 +126,30 @@ class Opener:
             incident = msgspec.structs.replace(incident, aside=self._quarantine.left(anyio.current_time()))
         self.incidents.append(incident)
 
-    async def prepare(self) -> None:
-        """Hold all that the plan needs, and launch the user's own roles: the others may need them."""
-        self._now = Fleet(plan=self.fleet)
-        bundles, placement = self.fleet.bundles, self._bounded.placement
+    async def prepare(self, plan: Plan) -> None:
+        """Hold all that a plan needs, and launch the user's own roles: the others may need them."""
+        self._fleet = Fleet(plan=plan)
+        bundles, placement = plan.bundles, self._bounded.placement
         await self._bounded.launcher.serve_roles(self.roles)
-        self._budget = self._make_budget()
+        self._budget = self._make_budget(plan)
         with self._budget.phase(f"the reservation of {', '.join(bundle.name for bundle in bundles)}"):
             held = open_reservations(bundles, placement, stop_s=self.cfg.deadlines.abort)
             self._reservations = await self._stack.enter_async_context(held)
         self.mover = Mover(
-            self._now,
+            self._fleet,
             self.cfg,
             self._given,
             placement=placement,
             reservations=self._reservations,
             quarantine=self._quarantine,
         )
-        for role in self.fleet.roles:
+        for role in plan.roles:
             if role.name not in ROLES:
                 await self.launch(role.name)
 
-    def _make_budget(self) -> Budget:
+    def _make_budget(self, plan: Plan) -> Budget:
         """Begin the time of the start: one ``deadlines.start`` for each launch that waits for the one before it."""
-        launches = len(self.fleet.roles) if self._at_once else len(self.fleet.vertices)
+        launches = len(plan.roles) if self._at_once else len(plan.vertices)
         return Budget(self.cfg.deadlines.start * max(1, launches))
 
     async def launch(self, role: str, probe: Probe | None = None) -> Failover:
@@ -159,26 +157,29 @@ class Opener:
         return (await self._launch(role, probe))[0]
 
     async def _launch(self, role: str, probe: Probe | None = None) -> tuple[Failover, WorkerGroup]:
-        vertices, deadlines = self.fleet.workers(role), self.cfg.deadlines
-        if not vertices:
+        if not self._fleet.plan.workers(role):
             raise InvariantError(f"the plan has no worker of the role {role}, and validation let it pass")
+
+        def workers() -> tuple[Vertex, ...]:
+            return self._fleet.plan.workers(role)
+
         master = self._master(role)
         attendance = Attendance()
         self._let_call(role, attendance)
-        await self._stack.enter_async_context(self.hooks.around(role, vertices))
+        await self._stack.enter_async_context(self.hooks.around(role, workers))
         group = await self._stack.enter_async_context(
             open_group(
-                vertices,
+                workers(),
                 self._bounded.launcher,
                 self._site,
                 start_s=self._budget.left_s,
-                stop_s=deadlines.abort,
+                stop_s=self.cfg.deadlines.abort,
                 at_once=self._at_once,
             )
         )
-        await self._stack.enter_async_context(self.hooks.within(role, vertices))
+        await self._stack.enter_async_context(self.hooks.within(role, workers))
         self.groups.append(group)
-        planned_role, answer_s = self.fleet.role(role), self._answer_s
+        planned_role, answer_s = self._fleet.plan.role(role), self._answer_s
         failover = Failover(
             planned_role, group, attendance=attendance, holds_state=role == POLICY, probe=probe, answer_s=answer_s
         )
@@ -196,7 +197,7 @@ class Opener:
 
     def _let_call(self, role: str, attendance: Attendance) -> None:
         """Let the workers of a role be called by others; not those that the controller has to itself."""
-        ranked = sorted(self.fleet.workers(role), key=lambda vertex: vertex.ranks.role)
+        ranked = sorted(self._fleet.plan.workers(role), key=lambda vertex: vertex.ranks.role)
         members = tuple(vertex.name for vertex in ranked)
 
         async def send(member: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
@@ -221,7 +222,8 @@ class Opener:
             group,
             self._clients(RankPort, failover),
             check=self.cfg.fleet.check,
-            fleet=self._now,
+            recheck_s=self.cfg.deadlines.start,
+            fleet=self._fleet,
             mover=self.mover,
             budget=self._budget,
             journal=self._journal,
@@ -270,7 +272,7 @@ class Opener:
             fields = msgspec.structs.asdict(msgspec.structs.replace(self.cfg, engines=size))
             return find_capacity_problems(fields, self._site.job_dir)
 
-        return Scaler(self._now, self.cfg, self._given, hold=hold, problems_at=problems_at)
+        return Scaler(self._fleet, self.cfg, self._given, hold=hold, problems_at=problems_at)
 
     async def _pool(self, engines: Mapping[WorkerId, EnginePort]) -> "_Pool":
         """Open the controller of some engines."""

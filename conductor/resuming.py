@@ -116,16 +116,17 @@ def evaluations_of(events: Sequence[LedgerEvent]) -> list[Evaluated]:
 def aside_of(events: Sequence[LedgerEvent]) -> dict[str, float]:
     """Return which failure domains a run had set aside when it ended, and for how many seconds more.
 
-    As its last incident has it, less what the run has trained since: the time between two lives does not count.
+    As its last incident has it, less what the run has trained since: the time between two lives does not count. When
+    that was is told by its version: a record that was summed up has all incidents behind all steps.
     """
-    left, at_s, now_s = dict[str, float](), 0.0, 0.0
-    for event in events:
-        if isinstance(event, Stepped):
-            now_s = event.seconds
-        elif isinstance(event, Incident):
-            left, at_s = event.aside, now_s
-    passed_s = max(0.0, now_s - at_s)
-    return {domain: seconds - passed_s for domain, seconds in left.items() if seconds > passed_s}
+    last = next((event for event in reversed(events) if isinstance(event, Incident)), None)
+    if last is None:
+        return {}
+    steps = steps_of(events)
+    began_s = max((step.seconds for step in steps if step.record.step <= last.version), default=0.0)
+    now_s = steps[-1].seconds if steps else 0.0
+    passed_s = max(0.0, now_s - began_s - last.seconds)
+    return {domain: seconds - passed_s for domain, seconds in last.aside.items() if seconds > passed_s}
 
 
 def _origin(events: Sequence[LedgerEvent]) -> RunStarted:
@@ -226,7 +227,7 @@ def _remember_steps(ctx: RunContext, events: Sequence[LedgerEvent]) -> None:
     steps = [step for step in steps_of(events) if step.record.step <= ctx.trained]
     ctx.steps.extend(steps)
     ctx.evaluations.extend(done for done in evaluations_of(events) if done.record.step <= ctx.trained)
-    ctx.incidents.extendleft([event for event in reversed(events) if isinstance(event, Incident | Scaled)])
+    ctx.incidents.extend(event for event in events if isinstance(event, Incident | Scaled))
     if ctx.evaluations:
         ctx.evaluated = WeightVersion(ctx.evaluations[-1].record.step)
     if steps:

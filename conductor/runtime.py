@@ -151,7 +151,6 @@ def make_context(
         sampler=sampler_of(cfg),
         waits=waits,
     )
-    ctx.incidents.extend(ports.incidents)
     ctx.unrecorded = list(ports.incidents)
     return ctx
 

@@ -320,7 +320,7 @@ class Cut(Message, frozen=True, kw_only=True):
 
 
 class Compacted(Message, frozen=True, kw_only=True, tag="compacted"):
-    """Stands for everything before it but ``RunStarted``, and the steps and evaluations that count: they go before it.
+    """Stands for all before it but what goes before it: ``RunStarted``, steps and evaluations that count, incidents.
 
     Attributes:
         admitted, samples: Groups and samples admitted.

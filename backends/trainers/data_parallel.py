@@ -33,10 +33,6 @@ Revive = Callable[[WorkerId, WorkerLost], Awaitable[None]]
 """Launches a lost worker again under its own id, or raises what ends the run."""
 
 
-def _here() -> str:
-    return "127.0.0.1"
-
-
 class DataParallel:
     """A trainer of several ranks, each of which trains its share of every batch.
 
@@ -52,7 +48,7 @@ class DataParallel:
         host: Tells the name by which the ranks reach the first one's machine; empty: that which it has itself.
     """
 
-    def __init__(self, ranks: Mapping[WorkerId, RankPort], *, revive: Revive, host: Callable[[], str] = _here) -> None:
+    def __init__(self, ranks: Mapping[WorkerId, RankPort], *, revive: Revive, host: Callable[[], str]) -> None:
         self._ranks = dict(ranks)
         self._revive = revive
         self._host = host

@@ -104,6 +104,11 @@ class Lease(msgspec.Struct, kw_only=True):
         """Attempts in this life of the run: one that was killed does not count against a group."""
         return self.attempt - self.first_attempt + 1
 
+    def check(self, state: State, *, only_from: State | None = None) -> None:
+        """Refuse a transition that there is not, or that is not from the one state that it may be from."""
+        if state not in TRANSITIONS[self.state] or (only_from is not None and self.state is not only_from):
+            raise InvariantError(f"{self.lease_id} cannot go from {self.state} to {state}")
+
     def finish(self, receipt: GroupReceipt) -> None:
         """Take the receipt of the finished rollouts, and the age of the group from it."""
         self.receipt = receipt

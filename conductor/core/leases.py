@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from conductor.core.lease import RUNNING, TRANSITIONS, Lease, State
+from conductor.core.lease import RUNNING, Lease, State
 from conductor.core.registry import CheckpointRegistry
 from conductor.core.settlements import Settlements
 from conductor.core.tally import Tally
@@ -253,7 +253,7 @@ class LeaseTable:
             raise InvariantError(f"{event.dispatch_id} claims a lease twice: {', '.join(event.leases)}")
         leases = [self[lease_id] for lease_id in event.leases]
         for lease in leases:
-            _check(lease, State.CLAIMED)
+            lease.check(State.CLAIMED)
         for lease in leases:
             self._put(lease, State.CLAIMED)
         self._dispatches[event.dispatch_id] = event
@@ -379,7 +379,7 @@ class LeaseTable:
         return leases
 
     def _move(self, lease: Lease, state: State, *, only_from: State | None = None) -> None:
-        _check(lease, state, only_from)
+        lease.check(state, only_from=only_from)
         self._put(lease, state)
 
     def _put(self, lease: Lease, state: State) -> None:
@@ -389,13 +389,8 @@ class LeaseTable:
         lease.state = state
 
     def _settle(self, lease: Lease, state: State) -> None:
-        _check(lease, state)
+        lease.check(state)
         self._states[lease.state] -= 1
         lease.state = state
         del self._open[lease.lease_id]
         self.settlements.add(lease)
-
-
-def _check(lease: Lease, state: State, only_from: State | None = None) -> None:
-    if state not in TRANSITIONS[lease.state] or (only_from is not None and lease.state is not only_from):
-        raise InvariantError(f"{lease.lease_id} cannot go from {lease.state} to {state}")

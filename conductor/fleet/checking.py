@@ -6,7 +6,7 @@ from functools import partial
 import anyio
 
 from conductor.config import CheckConfig
-from conductor.core.node_check import Findings, Group, Trial, Wave, first_round, judge, second_round
+from conductor.core.node_check import Findings, Group, Trial, Wave, first_round, judge, search, second_round
 from conductor.fleet.together import all_or_first
 from protocols.aio import owned
 from protocols.errors import ConductorError, PeersLost, PortFailed, Transient
@@ -47,10 +47,15 @@ class NodeCheck:
         Cancelling: the ranks stop within the deadline of a trial; nothing that is trained has changed.
         """
         units = units_of(self._places())
-        trials = await self._round(first_round(tuple(units)), units)
-        again = second_round(tuple(units), trials, ratio=self._cfg.slower)
-        trials += await self._round(again, units)
-        return judge(tuple(units), trials, ratio=self._cfg.slower)
+        names, ratio = tuple(units), self._cfg.slower
+        trials = await self._round(first_round(names), units)
+        for wave in search(names, trials):
+            found = await self._round([wave], units)
+            trials += found
+            if not all(trial.failure for trial in found):
+                break
+        trials += await self._round(second_round(names, trials, ratio=ratio), units)
+        return judge(names, trials, ratio=ratio)
 
     def workers(self, units: Collection[str]) -> tuple[WorkerId, ...]:
         """Return whose units some are."""

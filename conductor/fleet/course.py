@@ -1,4 +1,4 @@
-"""One failover while it lasts."""
+"""What an incident tells of, and one failover, while they last."""
 
 from dataclasses import dataclass, field
 
@@ -11,15 +11,15 @@ from protocols.messages import WeightVersion, WorkerId
 
 
 @dataclass(kw_only=True)
-class Course:
-    """How far it has come.
+class Happening:
+    """What an incident tells of, while it lasts.
 
     Attributes:
         began: When, by the loop's clock; ``version``: the trainer's then.
-        cause: Of the first loss; ``failure``: the last one.
-        lost: Who is to be brought back, ``left``: how many of the role are not lost.
+        cause: Of the first loss.
+        lost: Whom it is about: who is to be brought back.
         level: How far it had to go.
-        verdict: What comes of it, unless the job is given up.
+        verdict: What comes of it.
         attempts: Launches until now.
         details: What happened, in words.
     """
@@ -27,9 +27,7 @@ class Course:
     began: float
     version: WeightVersion
     cause: Cause
-    failure: ConductorError
     lost: tuple[WorkerId, ...]
-    left: int
     level: Level = "worker"
     verdict: Verdict = "restored"
     attempts: int = 0
@@ -48,6 +46,21 @@ class Course:
             version=self.version,
             seconds=anyio.current_time() - self.began,
         )
+
+
+@dataclass(kw_only=True)
+class Course(Happening):
+    """How far a failover has come.
+
+    Attributes:
+        failure: The last one.
+        left: How many of the role are not lost.
+        unchecked: Whether some have moved since their nodes last passed the check.
+    """
+
+    failure: ConductorError
+    left: int
+    unchecked: bool = False
 
 
 def cause_of(failure: ConductorError) -> Cause:

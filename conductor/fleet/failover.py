@@ -62,7 +62,8 @@ class Failover:
         replaced: As above.
         drain: Before workers are replaced whose places are about to be taken away; None: they are replaced when they
             are gone.
-        lose: When workers are lost, and again when they cannot be launched; None: nobody counts it.
+        lose: When workers are lost, and again when they cannot be launched: all of them, unless it is known which one
+            it was; None: nobody counts it.
         move: Before workers are launched again; None: they stay where they are.
         check: When workers are on other nodes than before; None: those are trusted.
         let_go: Where its master decides to go on without lost workers; None: the role cannot.
@@ -134,7 +135,7 @@ class Failover:
         await self._group.scale(tuple(workers))
         for worker in self.members:
             if worker not in before:
-                await self._tell_master(worker)
+                self._tell_master(worker)
 
     async def shrink(self, workers: Sequence[Vertex]) -> None:
         """End all members but some for good; never while others are being brought back.
@@ -154,7 +155,7 @@ class Failover:
             del self._silent[worker]
             self._noticed.discard(worker)
             self.attendance.come_back(worker)
-            await self._tell_master(worker, "it was ended for good")
+            self._tell_master(worker, "it was ended for good")
 
     async def run(self, journal: Journal) -> None:
         """Bring back what is lost until cancelled.
@@ -164,10 +165,15 @@ class Failover:
         """
         with self.attendance.tended():
             for worker in self.members:
-                await self._tell_master(worker)
-            tend = {f"failover of {self.role.name}": partial(self._tend, journal)}
-            ask = None if self._probe is None else partial(self._ask_all, self._probe, journal)
-            await all_or_first(tend, beside=ask)
+                self._tell_master(worker)
+            acts: dict[str, Callable[[], Awaitable[None]]] = {
+                f"failover of {self.role.name}": partial(self._tend, journal)
+            }
+            if self._probe is not None:
+                acts[f"probes of {self.role.name}"] = partial(self._ask_all, self._probe, journal)
+            if self.master is not None:
+                acts[f"master of {self.role.name}"] = self.master.run
+            await all_or_first(acts)
 
     async def _tend(self, journal: Journal) -> None:
         while True:
@@ -232,7 +238,7 @@ class Failover:
         journal.log.warning("failover.began", role=self.role.name, workers=lost, cause=cause, error=course.details[0])
         for worker in lost:
             self.attendance.leave(worker)
-            await self._tell_master(worker, str(losses[worker]))
+            self._tell_master(worker, str(losses[worker]))
         if drain is not None:
             await drain(lost)
         given_up: ConductorError | None = None
@@ -244,7 +250,7 @@ class Failover:
             given_up = exc
         if given_up is None:
             if course.verdict == "restored":
-                await self._welcome(course.lost)
+                self._welcome(course.lost)
             await journal.close(course.incident(self.role.name))
             return
         course.level, course.verdict = "job", "given_up"
@@ -258,7 +264,7 @@ class Failover:
         Raises:
             ConductorError: It is decided to give up, or they cannot be launched whatever is tried.
         """
-        cause = course.cause
+        cause, failed = course.cause, course.lost
         while True:
             for worker in course.lost:
                 self._strikes[worker].strike(cause, journal.trained())
@@ -268,18 +274,20 @@ class Failover:
             if decision is None:
                 return
             if self.lose is not None:
-                self.lose(course.lost, cause)
+                self.lose(failed, cause)
             await self._follow(decision, course, journal.trained())
             course.attempts += 1
             try:
                 moved = () if self.move is None else await self.move(course.lost, journal)
                 course.details += moved
                 await self._group.replace(course.lost)
-                if moved:
+                course.unchecked |= bool(moved)
+                if course.unchecked:
                     course.level = "node"
                     await self._check(course, journal)
             except (Transient, PortFailed) as exc:
                 course.failure, cause = exc, cause_of(exc)
+                failed = (WorkerId(exc.worker),) if isinstance(exc, WorkerLost) else course.lost
                 course.details.append(str(exc))
                 journal.log.warning("failover.failed", role=self.role.name, attempts=course.attempts, error=str(exc))
             else:
@@ -310,7 +318,7 @@ class Failover:
         return True
 
     async def _check(self, course: Course, journal: Journal) -> None:
-        """Check the nodes of a role whose workers have moved.
+        """Check the nodes of a role whose workers have moved, however often it takes until all pass.
 
         Raises:
             WorkerLost: Some must not be used; their workers belong to what is lost.
@@ -342,20 +350,23 @@ class Failover:
             failure=str(course.failure),
         )
 
-    async def _welcome(self, workers: Collection[WorkerId]) -> None:
+    def _welcome(self, workers: Collection[WorkerId]) -> None:
         for worker in workers:
             self._silent[worker] = 0
             self._noticed.discard(worker)
             if self.replaced is not None:
                 self.replaced(worker)
             self.attendance.come_back(worker)
-        for worker in workers:
-            await self._tell_master(worker)
+            self._tell_master(worker)
 
-    async def _tell_master(self, worker: WorkerId, why: str | None = None) -> None:
-        """Tell that a worker is there, or why it is not."""
-        if self.master is not None:
-            await (self.master.came(worker) if why is None else self.master.went(worker, why))
+    def _tell_master(self, worker: WorkerId, why: str | None = None) -> None:
+        """Have it told that a worker is there, or why it is not."""
+        if self.master is None:
+            return
+        if why is None:
+            self.master.came(worker)
+        else:
+            self.master.went(worker, why)
 
     def _hanging(self, worker: WorkerId) -> WorkerLost:
         return WorkerLost(worker=worker, cause=f"it left {_SILENCES} probes of {self._answer_s:g} s unanswered")

@@ -159,10 +159,6 @@ class WorkerGroup:
         """Return the members that should run and do not."""
         return frozenset(self.members) - await self.ready()
 
-    async def losses(self) -> dict[WorkerId, WorkerLost]:
-        """Return the members that do not run, and why."""
-        return (await self.look()).losses
-
     async def look(self) -> Sight:
         """Return what the launcher knows of the members."""
         return sight_of(self._specs, await self._launcher.poll())

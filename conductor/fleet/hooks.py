@@ -1,11 +1,11 @@
 """What a user's code is told of worker groups, and the one rule for when it fails.
 
 A hook that raises, hangs or cancels itself is told of once, in the log. It never skips a release, keeps nobody waiting
-for longer than its patience, and never changes what becomes of the run.
+for longer than its patience once it can be cancelled, and never changes what becomes of the run.
 """
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -25,9 +25,15 @@ POINTS = ("launching", "launched", "started", "failed_over", "stopping", "stoppe
     is not ready cannot be called too early.
 ``started(group)``: The group is active: its nodes are checked, and its ranks have met. Now it can be called.
 ``failed_over(incident)``: A failover ended.
-``stopping(role, workers)``: They are about to be ended, whatever for; they need not be there any more.
+``stopping(role, workers)``: They are about to be ended, whatever for; they need not be there any more. They are the
+    workers of then, where they are by then: some may have moved, joined or left since the launch.
 ``stopped(role, workers)``: They are ended, and what they held is given back next. It follows every ``launching``.
 """
+
+Workers = Callable[[], tuple[Vertex, ...]]
+"""Tells where the workers of a role are by now."""
+
+_MARGIN_S = 1.0
 
 
 class Hooks:
@@ -45,25 +51,23 @@ class Hooks:
         self._log = log
         self._told: set[tuple[int, str]] = set()
 
-    @asynccontextmanager
-    async def around(self, role: str, workers: Sequence[Vertex]) -> AsyncGenerator[None]:
+    def around(self, role: str, workers: Workers) -> AbstractAsyncContextManager[None]:
         """Tell before workers are launched in the block, and after they are ended."""
-        try:
-            await self.tell("launching", role, tuple(workers))
-            yield
-        finally:
-            with bounded_shield(self._patience_s * len(self._hooks)):
-                await self.tell("stopped", role, tuple(workers))  # noqa: ASYNC102 - the shield has a deadline
+        return self._around("launching", "stopped", role, workers)
+
+    def within(self, role: str, workers: Workers) -> AbstractAsyncContextManager[None]:
+        """Tell that workers were launched, and before they are ended, which they are after the block."""
+        return self._around("launched", "stopping", role, workers)
 
     @asynccontextmanager
-    async def within(self, role: str, workers: Sequence[Vertex]) -> AsyncGenerator[None]:
-        """Tell that workers were launched, and before they are ended, which they are after the block."""
+    async def _around(self, first: str, last: str, role: str, workers: Workers) -> AsyncGenerator[None]:
         try:
-            await self.tell("launched", role, tuple(workers))
+            await self.tell(first, role, workers())
             yield
         finally:
-            with bounded_shield(self._patience_s * len(self._hooks)):
-                await self.tell("stopping", role, tuple(workers))  # noqa: ASYNC102 - the shield has a deadline
+            # later than the patience of the last one, or the shield would cut it and nobody would be told
+            with bounded_shield(self._patience_s * len(self._hooks) + _MARGIN_S):
+                await self.tell(last, role, workers())  # noqa: ASYNC102 - the shield has a deadline
 
     async def started(self, group: WorkerGroup) -> None:
         """Tell that a group is active."""

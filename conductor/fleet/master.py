@@ -3,15 +3,22 @@
 It is told of its workers' coming and going, and asked about each incident before the default policy is. It decides
 within the role's budgets: where these are spent, or what was trained is gone, nobody is asked. A master that raises,
 hangs, or says what cannot be done is told of in the log, and the default policy decides.
+
+Nobody waits for a master that is told; a claim waits for what was told before it. A method that took too long is not
+called again, so that a master which hangs holds up one failover, and not each.
 """
 
+from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import anyio
 from structlog.typing import FilteringBoundLogger
 
 from conductor.core.failover import Decision, Raise, Resize, Restart, Situation
 from conductor.fleet.users import ask
+from protocols.aio import Doorbell
 from protocols.errors import ConductorError
 from protocols.messages import WorkerId
 from protocols.pauses import LONGEST_S
@@ -27,7 +34,7 @@ POINTS = ("came", "went", "claim")
 
 
 class Master:
-    """Calls the master of one role.
+    """Calls the master of one role, one call after the other while ``run`` runs.
 
     Args:
         role: Its name.
@@ -41,23 +48,45 @@ class Master:
         self._user = user
         self._patience_s = patience_s
         self._log = log
-        self._told: set[str] = set()
+        self._failed: set[str] = set()
+        self._hung: set[str] = set()
+        self._untold: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._changed = Doorbell()
 
-    async def came(self, worker: WorkerId) -> None:
-        """Tell that a worker is there."""
-        await self._call("came", worker)
+    def came(self, worker: WorkerId) -> None:
+        """Have it told that a worker is there."""
+        self._untold.append(("came", (worker,)))
+        self._changed.ring()
 
-    async def went(self, worker: WorkerId, why: str) -> None:
-        """Tell that a worker is not there any more."""
-        await self._call("went", worker, why)
+    def went(self, worker: WorkerId, why: str) -> None:
+        """Have it told that a worker is not there any more."""
+        self._untold.append(("went", (worker, why)))
+        self._changed.ring()
+
+    async def run(self) -> None:
+        """Tell it, in order, until cancelled."""
+        while True:
+            while self._untold:
+                point, facts = self._untold[0]
+                await self._call(point, *facts)
+                self._untold.popleft()
+                self._changed.ring()
+            await self._changed.wait()
 
     async def claim(self, situation: Situation, *, may_shrink: bool) -> Decision | None:
-        """Return what it decides; None: nothing that can be done.
+        """Return what it decides, once it was told all; None: nothing that can be done.
+
+        Telling it may take as long as a call, and is not waited for any longer.
 
         Args:
             situation: What is decided about.
             may_shrink: Whether the role can go on without those that are lost.
         """
+        if self._method("claim") is None:
+            return None
+        with anyio.move_on_after(self._patience_s):
+            while self._untold:
+                await self._changed.wait()
         decision = await self._call("claim", situation)
         if decision is not None and (why := _impossible(decision, situation, may_shrink=may_shrink)):
             self._tell("claim", why)
@@ -65,17 +94,24 @@ class Master:
         return decision
 
     async def _call(self, point: str, *facts: Any) -> Any:
-        if (method := getattr(self._user, point, None)) is None:
+        if (method := self._method(point)) is None:
             return None
         said = await ask(partial(method, *facts), within_s=self._patience_s)
-        if said.failed is not None:
+        if said.cut:
+            self._hung.add(point)
+            self._tell(point, f"{said.failed}; it is not called any more")
+        elif said.failed is not None:
             self._tell(point, said.failed)
         return said.value
 
+    def _method(self, point: str) -> Callable[..., Awaitable[Any]] | None:
+        """Return what is called at a point; None: nothing, or it has hung before."""
+        return None if point in self._hung else getattr(self._user, point, None)
+
     def _tell(self, point: str, why: str) -> None:
-        """Tell of what it does wrong, once for each way."""
-        if f"{point} {why}" not in self._told:
-            self._told.add(f"{point} {why}")
+        """Tell of what it does wrong, once for each point, and again where that is called no more."""
+        if point not in self._failed or point in self._hung:
+            self._failed.add(point)
             self._log.error("master.failed", role=self._role, point=point, why=why)
 
 

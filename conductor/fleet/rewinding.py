@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import anyio
 
 from conductor.core.failover import GoBack, Raise, Strikes, decide_about_state, state_cause
+from conductor.fleet.course import Happening
 from conductor.fleet.journal import Journal
 from protocols.errors import InvariantError, StateLost
 from protocols.fleet import Restarts
@@ -101,15 +102,14 @@ class Rewinding:
 
     def _incident(self, loss: _Loss) -> Incident:
         given_up = loss.decision.error if isinstance(loss.decision, Raise) else None
-        details = [str(error) for error in (*loss.errors, given_up) if error is not None]
-        return Incident(
-            role=self._role,
-            workers=tuple(map(WorkerId, loss.errors[0].workers)),
-            cause=state_cause(loss.errors[0]),
-            level="job",
-            attempts=len(loss.errors) - (given_up is not None),
-            verdict="given_up" if given_up else "restored",
-            detail="; then ".join(dict.fromkeys(details)),
+        happening = Happening(
+            began=loss.began,
             version=loss.version,
-            seconds=anyio.current_time() - loss.began,
+            cause=state_cause(loss.errors[0]),
+            lost=tuple(map(WorkerId, loss.errors[0].workers)),
+            level="job",
+            verdict="given_up" if given_up else "restored",
+            attempts=len(loss.errors) - (given_up is not None),
+            details=[str(error) for error in (*loss.errors, given_up) if error is not None],
         )
+        return happening.incident(self._role)

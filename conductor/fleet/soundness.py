@@ -7,11 +7,13 @@ import anyio
 from conductor.config import CheckConfig
 from conductor.core.node_check import Findings
 from conductor.fleet.checking import NodeCheck
+from conductor.fleet.course import Happening
 from conductor.fleet.group import WorkerGroup
 from conductor.fleet.journal import Journal
 from conductor.fleet.moving import Mover
+from protocols.aio import deadline
 from protocols.errors import Infeasible
-from protocols.ledger import Incident, Verdict
+from protocols.ledger import Verdict
 from protocols.messages import WorkerId
 
 
@@ -23,18 +25,20 @@ class Soundness:
         cfg: What is slow, and whether slow nodes are set aside.
         check: Tries the nodes.
         mover: Finds other places.
+        recheck_s: How long a check may take while the run waits, in seconds.
     """
 
-    def __init__(self, role: str, cfg: CheckConfig, check: NodeCheck, mover: Mover) -> None:
+    def __init__(self, role: str, cfg: CheckConfig, check: NodeCheck, mover: Mover, *, recheck_s: float) -> None:
         self._role = role
         self._cfg = cfg
         self._check = check
         self._mover = mover
+        self._recheck_s = recheck_s
 
     async def ensure(self, group: WorkerGroup, journal: Journal) -> None:
         """Check the nodes of a group, and move its workers until all pass; no worker of it works yet.
 
-        It ends, since each time a node is set aside.
+        A node that is set aside may be used again after a while: the caller bounds it.
 
         Raises:
             Infeasible: There is no place for those on nodes that did not pass; it names them, with the numbers.
@@ -59,8 +63,14 @@ class Soundness:
             await self._tell(journal, tuple(lost), "restored", "; ".join(said), attempts=attempts, began=began)
 
     async def recheck(self, journal: Journal) -> tuple[WorkerId, ...]:
-        """Check the nodes again, since some are new; set those aside that do not pass, and return whose they are."""
-        workers = self._check.workers(self._refused(await self._look(journal)))
+        """Check the nodes again, since some are new; set those aside that do not pass, and return whose they are.
+
+        Raises:
+            DeadlineExceeded: It took longer than it may.
+        """
+        with deadline(f"the check of the nodes of {self._role}", self._recheck_s):
+            findings = await self._look(journal)
+        workers = self._check.workers(self._refused(findings))
         self._mover.set_aside(workers)
         return workers
 
@@ -88,18 +98,17 @@ class Soundness:
         attempts: int,
         began: float,
     ) -> None:
-        incident = Incident(
-            role=self._role,
-            workers=workers,
-            cause="worker",
-            level="node",
-            attempts=attempts,
-            verdict=verdict,
-            detail=f"the check of nodes: {detail}",
+        happening = Happening(
+            began=began,
             version=journal.trained(),
-            seconds=anyio.current_time() - began,
+            cause="worker",
+            lost=workers,
+            level="node",
+            verdict=verdict,
+            attempts=attempts,
+            details=[f"the check of nodes: {detail}"],
         )
-        await journal.close(incident)
+        await journal.close(happening.incident(self._role))
 
 
 def _slow(findings: Findings) -> dict[str, str]:

@@ -15,14 +15,21 @@ from protocols.sections import Section
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """What a call of a user's code came to: its ``value``, or why it ``failed``, for people."""
+    """What a call of a user's code came to: its ``value``, or why it ``failed``, for people.
+
+    ``cut``: it took too long.
+    """
 
     value: Any = None
     failed: str | None = None
+    cut: bool = False
 
 
 async def ask(call: Callable[[], Awaitable[Any]], *, within_s: float) -> Said:
-    """Call a user's code, whatever it does; what blocks the event loop cannot be helped.
+    """Call a user's code, whatever it does.
+
+    What blocks the event loop cannot be helped, nor what cannot be cancelled: a call in a thread is one unless it is
+    abandoned (``anyio.to_thread.run_sync(..., abandon_on_cancel=True)``).
 
     Cancelling: passes through to it.
     """
@@ -34,7 +41,7 @@ async def ask(call: Callable[[], Awaitable[Any]], *, within_s: float) -> Said:
     except (Exception, SystemExit) as exc:  # noqa: BLE001 - the caller tells of it
         return Said(failed=f"{type(exc).__name__}: {exc}")
     if scope.cancelled_caught:
-        return Said(failed=f"it did not end within {within_s:g} s")
+        return Said(failed=f"it did not end within {within_s:g} s", cut=True)
     return Said(value=value)  # pyright: ignore[reportPossiblyUnboundVariable] - bound unless it was cut
 
 

@@ -85,17 +85,19 @@ async def _save_or_put_off(ctx: RunContext, folder: Path, version: WeightVersion
 async def _save(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
     began, began_at_s = anyio.current_time(), ctx.seconds
     admitted = ctx.table.settlements.cuts[version].admitted
-    aside = await on_checkpoints(ctx, lambda: checkpoints.aside(folder, version))
+    aside = await on_checkpoints(ctx, "beginning a checkpoint", lambda: checkpoints.aside(folder, version))
     try:
         written = await ctx.ports.trainer.save(CheckpointRequest(path=str(aside)))
     except SnapshotLost:
-        await on_checkpoints(ctx, lambda: checkpoints.remove(aside))  # noqa: ASYNC120 - shielded by the caller
+        await remove(ctx, [aside])  # noqa: ASYNC120 - shielded by the caller
         raise
     if written != version:
         raise InvariantError(f"the trainer saved v{written} where v{version} is trained")
-    path = await on_checkpoints(
-        ctx, lambda: checkpoints.seal(aside, run_id=ctx.run_id, version=version, admitted=admitted)
-    )
+
+    def seal() -> Path:
+        return checkpoints.seal(aside, run_id=ctx.run_id, version=version, admitted=admitted)
+
+    path = await on_checkpoints(ctx, "writing a checkpoint", seal)
     ctx.saved, ctx.checkpoint = version, str(path)
     await _keep(ctx, folder, version, began_at_s)
     ctx.log.info("checkpoint.saved", step=version, path=str(path), seconds=anyio.current_time() - began)
@@ -103,7 +105,7 @@ async def _save(ctx: RunContext, folder: Path, version: WeightVersion) -> None:
 
 async def _keep(ctx: RunContext, folder: Path, version: WeightVersion, began_at_s: float) -> None:
     """Record that the checkpoint is complete, then remove those that are not kept, then sum the record up."""
-    there = await on_checkpoints(ctx, lambda: checkpoints.complete(folder))
+    there = await on_checkpoints(ctx, "listing the checkpoints", lambda: checkpoints.complete(folder))
     known = ctx.table.checkpoints.whole
     kept = keep_with(ctx, version, there)
     at_s = ctx.seconds

@@ -171,6 +171,14 @@ def test_a_new_node_that_does_not_pass_is_left_for_another() -> None:
     assert set(last.aside) == {"b", "c"}
 
 
+def test_where_no_node_that_passes_is_left_nobody_trains_on_one_that_does_not() -> None:
+    """The rank stayed on the node that had failed, unchecked, since it had not moved again."""
+    scene = Scene(cluster=Cluster(broken={"c"}), role=LARGE, crashes=3, steps=80)
+    with pytest.raises(BudgetExhausted, match="did not pass the check"):
+        scene.run()
+    assert scene.incidents()[-1].verdict == "given_up"
+
+
 def test_a_rank_whose_node_is_gone_is_launched_on_another() -> None:
     scene = Scene(crashes=1, goes="b")
     assert scene.run().steps == 40
@@ -197,3 +205,12 @@ def test_a_resumed_run_knows_what_was_set_aside(tmp_path: Path) -> None:
     again = Scene(steps=75, run_dir=str(tmp_path), resume=True, ledger=first.ledger)
     again.run()
     assert again.cluster.where == {"policy/0": "a", "policy/1": "c"}
+
+
+def test_what_happens_before_a_run_goes_on_is_told_of_at_the_version_that_it_goes_on_from(tmp_path: Path) -> None:
+    """At v0 its quarantine would have been over as soon as the run was resumed once more."""
+    first = Scene(steps=10, run_dir=str(tmp_path))
+    first.run()
+    again = Scene(steps=12, run_dir=str(tmp_path), resume=True, ledger=first.ledger, cluster=Cluster(broken={"b"}))
+    again.run()
+    assert [one.version for one in again.incidents()] == [10]

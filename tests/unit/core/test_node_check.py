@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.core.node_check import Findings, Trial, Wave, first_round, judge, second_round
+from conductor.core.node_check import Findings, Trial, Wave, first_round, judge, search, second_round
 
 RATIO = 2.0
 
@@ -34,6 +34,10 @@ def tried(waves: Sequence[Wave], broken: set[str], seconds: Mapping[str, float])
 def found(count: int, broken: set[str], seconds: Mapping[str, float] | None = None) -> Findings:
     units, seconds = names(count), seconds or {}
     trials = tried(first_round(units), broken, seconds)
+    for wave in search(units, tuple(trials)):
+        trials += tried([wave], broken, seconds)
+        if not all(trial.failure for trial in trials):
+            break
     trials += tried(second_round(units, trials, ratio=RATIO), broken, seconds)
     return judge(units, trials, ratio=RATIO)
 
@@ -86,6 +90,29 @@ def test_suspects_are_paired_with_good_ones_in_as_many_waves_as_it_takes() -> No
     trials = tried(first_round(units), {"n0", "n2"}, {})
     waves = second_round(units, trials, ratio=RATIO)
     assert waves == ((("n0", "n4"), ("n1", "n5")), (("n2", "n4"), ("n3", "n5")))
+
+
+@given(st.integers(0, 40))
+def test_where_no_pair_did_well_every_other_pair_is_tried_once_in_as_few_waves_as_that_takes(count: int) -> None:
+    """400 nodes took 510 waves, which took seconds to be thought of while the event loop stood."""
+    units = names(count)
+    first = first_round(units)
+    waves = list(search(units, tried(first, set(units), {})))
+    met = [frozenset(group) for wave in (*first, *waves) for group in wave if len(group) > 1]
+    assert len(met) == len(set(met)) == count * (count - 1) // 2
+    assert len(waves) <= count
+    assert all(len({name for group in wave for name in group}) == 2 * len(wave) for wave in waves)
+
+
+def test_where_a_pair_did_well_none_is_searched_for() -> None:
+    units = names(4)
+    assert list(search(units, tried(first_round(units), {"n0"}, {}))) == []
+
+
+def test_who_failed_often_is_told_of_in_few_words() -> None:
+    assert found(8, set(names(8))).faulty["n0"].endswith("; and 4 times more")
+    assert found(4, set(names(4))).faulty["n0"].count("it hung") == 3
+    assert "more" not in found(4, set(names(4))).faulty["n0"]
 
 
 def test_one_that_is_alone_is_tried_alone() -> None:

@@ -84,6 +84,13 @@ async def test_a_broken_node_is_found_and_the_one_that_was_tried_with_it_is_not(
     assert anyio.current_time() <= 2 * CFG.deadline_s + 2.0
 
 
+async def test_where_no_pair_of_the_first_round_did_well_it_goes_on_until_one_does() -> None:
+    cluster = Cluster(broken={"a", "c", "e", "g"})
+    findings = await checked(ranks_on(*"abcdefgh"), cluster)
+    assert list(findings.faulty) == ["a", "c", "e", "g"]
+    assert len(cluster.checks) == 4 + 4 + 3 + 6, "a round, two waves, then all but the pair that did well; of 28 pairs"
+
+
 async def test_a_slow_node_is_told_as_a_multiple_of_the_median() -> None:
     findings = await checked(ranks_on("a", "b", "c", "d"), Cluster(seconds={"c": 4.0}))
     assert not findings.faulty

@@ -517,9 +517,12 @@ async def test_a_new_node_is_checked_and_who_is_on_one_that_does_not_pass_moves_
     """Issue E: nodes are checked again after a failover that led to others; the others' are as well."""
     fleet, run = Fleet(), Run()
     verdicts: list[tuple[WorkerId, ...]] = [(A,), ()]
+    losses: list[WorkerId] = []
+    away: list[frozenset[WorkerId]] = []
 
     async def move(workers: Collection[WorkerId], _journal: Journal) -> tuple[str, ...]:
         await anyio.lowlevel.checkpoint()
+        away.append(failover.attendance.away)
         return tuple(f"{worker} is moved" for worker in workers)
 
     async def check(_journal: Journal) -> tuple[WorkerId, ...]:
@@ -528,6 +531,7 @@ async def test_a_new_node_is_checked_and_who_is_on_one_that_does_not_pass_moves_
 
     async with tended(fleet, run) as failover:
         failover.move, failover.check = move, check
+        failover.lose = lambda workers, _cause: losses.extend(workers)
         fleet.crash(B)
         await until(lambda: bool(run.incidents))
     (incident,) = run.incidents
@@ -535,3 +539,5 @@ async def test_a_new_node_is_checked_and_who_is_on_one_that_does_not_pass_moves_
     assert fleet.launches == [B, A, B]
     assert f"the nodes of {A} did not pass the check" in incident.detail
     assert verdicts == []
+    assert losses == [B, A], "who has moved runs well, and its new domain has lost nobody"
+    assert away == [{B}, {A, B}], "who is on a node that must not be used cannot be called"

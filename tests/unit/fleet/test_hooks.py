@@ -29,6 +29,7 @@ from protocols.ledger import Incident
 from protocols.sections import Section
 from tests.sim.test_moving import Nodes
 from tests.support.runs import run_config
+from tests.unit.fleet.test_checking import ranks_on
 
 ROLES = ("policy", "rollout", "episode", "reward")
 PATIENCE_S = 3.0
@@ -199,6 +200,33 @@ async def test_who_is_cancelled_while_a_hook_is_told_is_cancelled() -> None:
     with anyio.move_on_after(1.0) as scope:
         await hooks.tell("launching", "rollout", ())
     assert scope.cancelled_caught
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("point", ["launched", "stopping", "stopped"])
+async def test_it_is_told_of_a_hook_that_hangs_while_the_workers_end(point: str) -> None:
+    """The shield was as long as the hook's own patience, ended before that by a hair, and nobody was told."""
+    with capture_logs() as logs:
+        hooks = Hooks([Failing(point, "hangs")], patience_s=0.05, log=get_logger())
+        async with hooks.around("rollout", tuple), hooks.within("rollout", tuple):
+            pass
+    assert [(line["event"], line["point"]) for line in logs] == [("hook.failed", point)]
+
+
+async def test_a_hook_is_told_who_is_ended_by_then() -> None:
+    ended: list[tuple[Vertex, ...]] = []
+
+    class Ending:
+        async def stopping(self, _role: str, workers: tuple[Vertex, ...]) -> None:
+            ended.append(workers)
+
+        stopped = stopping
+
+    members = ranks_on("a")
+    hooks = Hooks([Ending()], patience_s=1.0, log=get_logger())
+    async with hooks.around("policy", lambda: tuple(members)), hooks.within("policy", lambda: tuple(members)):
+        members[:] = ranks_on("b", "c")
+    assert ended == [tuple(ranks_on("b", "c"))] * 2
 
 
 HOOK = """

@@ -35,7 +35,7 @@ from protocols.messages import WorkerId
 from protocols.sections import Section, Site
 from tests.sim.test_moving import Nodes
 from tests.support.runs import run_config
-from tests.unit.fleet.test_failover import A, B, Fleet, Run, until
+from tests.unit.fleet.test_failover import LAUNCH_S, A, B, Fleet, Run, until
 from tests.unit.fleet.test_group import rollouts
 
 PATIENCE_S = 4.0
@@ -127,7 +127,7 @@ async def test_it_may_end_the_job() -> None:
     [
         (ValueError("its own"), "ValueError: its own"),
         (SystemExit(2), "SystemExit: 2"),
-        ("hang", "it did not end within 4 s"),
+        ("hang", "it did not end within 4 s; it is not called any more"),
         ("restart it", "str is no decision: Restart, Resize, Raise, or None"),
         (Restart(-1.0), "a pause of -1 s is none from 0 to 30"),
         (Restart(1e9), "a pause of 1e+09 s is none from 0 to 30"),
@@ -153,6 +153,72 @@ async def test_it_has_no_more_budget_than_its_role() -> None:
     assert isinstance(failure, BudgetExhausted)
     assert [one.level for one in run.incidents] == ["worker", "worker", "role", "job"]
     assert len(user.asked) == 2
+
+
+class Hanging(User):
+    """Hangs wherever it is told, and declines to decide."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: None)
+
+    async def came(self, worker: WorkerId) -> None:
+        await super().came(worker)
+        await anyio.sleep_forever()
+
+    async def went(self, worker: WorkerId, why: str) -> None:
+        await super().went(worker, why)
+        await anyio.sleep_forever()
+
+
+async def test_one_that_hangs_is_left_alone_and_failovers_do_not_wait_for_it() -> None:
+    """With 64 engines nobody was brought back for 64 times the patience, and no notice was heeded."""
+    user = Hanging()
+    with capture_logs() as logs:
+        fleet, run, failure = await looked_after(user, crashes=3)
+    assert failure is None
+    assert fleet.launches == [B] * 3
+    assert user.told == [("came", A), ("went", B)], "each method that hangs is called once"
+    assert len(user.asked) == 3, "one that does not is called on"
+    took = [one.seconds for one in run.incidents]
+    assert took[0] == pytest.approx(PATIENCE_S + LAUNCH_S), "a claim waits for what is told before it, and no longer"
+    assert max(took[1:]) < LAUNCH_S + 1.0
+    told = [line["point"] for line in logs if line["event"] == "master.failed"]
+    assert told == ["came", "went"]
+
+
+async def test_it_is_told_who_is_ended_for_good_and_who_joins() -> None:
+    user, run = User(lambda _: None), Run()
+    launcher: LauncherPort = Fleet()  # type: ignore[assignment]
+    role = PlannedRole(name="rollout", instances=2, resources=Resources(), strategy="pack", restarts=Restarts())
+    one, two = rollouts()
+    async with open_group([one, two], launcher, Site(job_dir="/"), start_s=60.0, stop_s=5.0, at_once=True) as group:
+        failover = Failover(role, group)
+        failover.master = Master("rollout", user, patience_s=PATIENCE_S, log=get_logger())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(failover.run, run.journal)
+            await failover.shrink([one])
+            await failover.grow([one, two])
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+    assert user.told == [("came", A), ("came", B), ("went", B), ("came", B)]
+
+
+async def test_who_only_listens_keeps_nobody_waiting() -> None:
+    class Listening:
+        async def went(self, _worker: WorkerId, _why: str) -> None:
+            await anyio.sleep_forever()
+
+    _, run, failure = await looked_after(Listening())
+    assert failure is None
+    assert run.incidents[0].seconds == pytest.approx(LAUNCH_S)
+
+
+async def test_it_is_not_told_again_and_again_where_only_the_words_differ() -> None:
+    numbers = iter(range(9))
+    with capture_logs() as logs:
+        _, _, failure = await looked_after(User(lambda _: ValueError(f"try {next(numbers)}")), crashes=3)
+    assert failure is None
+    assert [line["why"] for line in logs if line["event"] == "master.failed"] == ["ValueError: try 0"]
 
 
 async def test_it_cannot_give_away_what_was_trained() -> None:

@@ -41,11 +41,11 @@ def test_nobody_is_planned_where_workers_were_lost_again_and_again_as_long_as_th
     assert {vertex.node for vertex in planned(large, nodes, (), aside={"rack"}).vertices} == {"a", "b"}
 
 
-def stepped(seconds: float) -> Stepped:
-    return Stepped(record=StepRecord(step=1, metrics={}), seconds=seconds)
+def stepped(step: int, seconds: float) -> Stepped:
+    return Stepped(record=StepRecord(step=step, metrics={}), seconds=seconds)
 
 
-def incident(**aside: float) -> Incident:
+def incident(version: int, seconds: float = 0.0, **aside: float) -> Incident:
     return Incident(
         role="rollout",
         workers=(),
@@ -54,17 +54,25 @@ def incident(**aside: float) -> Incident:
         attempts=1,
         verdict="restored",
         detail="",
-        version=WeightVersion(1),
-        seconds=1.0,
+        version=WeightVersion(version),
+        seconds=seconds,
         aside=aside,
     )
 
 
 def test_what_is_set_aside_is_so_for_as_long_as_the_run_trains() -> None:
     """Between two lives no clock goes on that the record knows."""
-    events = [stepped(10.0), incident(a=9.0), stepped(20.0), incident(b=30.0, c=5.0), stepped(28.0)]
+    events = [stepped(1, 10.0), incident(1, a=9.0), stepped(2, 20.0), incident(2, b=30.0, c=5.0), stepped(3, 28.0)]
     assert aside_of(events) == {"b": 22.0}, "the last incident knows of all"
     assert aside_of(events[:3]) == {}
-    assert aside_of([incident(a=9.0), Resumed(version=WeightVersion(0))]) == {"a": 9.0}
-    back = [stepped(50.0), incident(a=9.0), stepped(20.0)]
+    assert aside_of([incident(0, a=9.0), Resumed(version=WeightVersion(0))]) == {"a": 9.0}
+    back = [stepped(1, 50.0), incident(1, a=9.0), Resumed(version=WeightVersion(0)), stepped(1, 20.0)]
     assert aside_of(back) == {"a": 9.0}, "a run that went back has trained less than before"
+    long = [stepped(1, 10.0), incident(1, 60.0, a=9.0), stepped(2, 75.0)]
+    assert aside_of(long) == {"a": 4.0}, "what is left was written down at its end"
+
+
+def test_a_record_that_was_summed_up_sets_nothing_aside_again() -> None:
+    """Its incidents stand behind all its steps, so that no time had passed since."""
+    events = [stepped(1, 10.0), stepped(2, 5000.0), incident(1, a=3600.0)]
+    assert aside_of(events) == {}

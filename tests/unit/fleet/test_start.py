@@ -155,4 +155,4 @@ async def test_a_member_is_replaced_in_its_place_and_the_others_stay() -> None:
 
 async def _replace(group: WorkerGroup, member: str) -> None:
     await group.replace((WorkerId(member),))
-    assert await group.losses() == {}
+    assert (await group.look()).losses == {}

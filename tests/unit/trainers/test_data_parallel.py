@@ -192,7 +192,7 @@ class Fleet:
         meeting = Meeting()
         self.ranks = {name: Rank(name, meeting, part=parts) for name in NAMES}
         self.budget = budget
-        self.trainer = DataParallel(self.ranks, revive=self._revive)
+        self.trainer = DataParallel(self.ranks, revive=self._revive, host=lambda: "")
 
     async def _revive(self, name: WorkerId, error: WorkerLost) -> None:
         await checkpoint()

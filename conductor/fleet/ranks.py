@@ -37,6 +37,7 @@ async def open_ranks(
     clients: Mapping[WorkerId, RankPort],
     *,
     check: CheckConfig | None,
+    recheck_s: float,
     fleet: Fleet,
     mover: Mover,
     budget: Budget,
@@ -49,6 +50,7 @@ async def open_ranks(
         group: They.
         clients: Call them, rank 0 first.
         check: How their nodes are checked; None: they are not.
+        recheck_s: How long that may take when some have moved, in seconds.
         fleet: Where everybody is.
         mover: Finds other places for those on nodes that do not pass.
         budget: What is left of the time of the start.
@@ -69,7 +71,7 @@ async def open_ranks(
     names = ", ".join(failover.members)
     if check is not None:
         tries = NodeCheck(check, clients, places=lambda: fleet.plan.workers(role), host=host)
-        sound = Soundness(role, check, tries, mover)
+        sound = Soundness(role, check, tries, mover, recheck_s=recheck_s)
         with budget.phase(f"the check of {names}"):
             await sound.ensure(group, journal)
         failover.check = sound.recheck
