@@ -22,11 +22,6 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
     "conductor.core.settlements": {
         "Settlements.complete: bound: known >= version": "the checkpoint that is complete is among those that are kept",
     },
-    "conductor.fleet.group": {
-        "WorkerGroup.scale: no call: self._up.difference_update(leaving)": (
-            "one that joins under the same name is no member until it is there, and members alone are looked at"
-        ),
-    },
     "conductor.fleet.reservation": {
         "Reservations.release: no call: self._names.pop(name, None)": "to release twice what is held once is no error",
     },

@@ -65,6 +65,7 @@ def test_what_is_set_aside_is_so_for_as_long_as_the_run_trains() -> None:
     events = [stepped(1, 10.0), incident(1, a=9.0), stepped(2, 20.0), incident(2, b=30.0, c=5.0), stepped(3, 28.0)]
     assert aside_of(events) == {"b": 22.0}, "the last incident knows of all"
     assert aside_of(events[:3]) == {}
+    assert aside_of([stepped(1, 10.0), incident(1, a=10.0), stepped(2, 20.0)]) == {}
     assert aside_of([incident(0, a=9.0), Resumed(version=WeightVersion(0))]) == {"a": 9.0}
     back = [stepped(1, 50.0), incident(1, a=9.0), Resumed(version=WeightVersion(0)), stepped(1, 20.0)]
     assert aside_of(back) == {"a": 9.0}, "a run that went back has trained less than before"
