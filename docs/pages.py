@@ -32,6 +32,7 @@ CONTROLLER: tuple[tuple[str, type], ...] = (
     ("`[fleet.roles.NAME.restarts]`", Restarts),
     ("`[[fleet.collocate]]`", config.CollocateConfig),
     ("`[fleet.queues.NAME]`", config.QueueConfig),
+    ("`[fleet.check]`", config.CheckConfig),
     ("`[registration]`", RegistrationKey),
 )
 _KINDS = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "table"}

@@ -93,7 +93,12 @@ def _check_against_plain_loop(learner: Learner, cfg: Config, groups: list[Group]
     metrics, gradients = _accumulated(learner, make_batch(groups))
     loss, expected = plain(learner.module, groups, cfg)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-5)
-    torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-5)
+    _assert_close(gradients, expected)
+
+
+def _assert_close(found: Tensor, expected: Tensor) -> None:
+    """Compare within the rounding of float32: that of the largest gradient, for a small one may be a sum of such."""
+    torch.testing.assert_close(found, expected, atol=1e-5 * max(1.0, float(expected.abs().max())), rtol=1e-5)
 
 
 @each_objective
@@ -109,7 +114,7 @@ def test_order_and_split_do_not_matter(
     ]
     whole, gradients = _accumulated(_learner(micro_batch_tokens=10_000, **options), make_batch(groups))
     parts, others = _accumulated(_learner(micro_batch_tokens=budget, **options), make_batch(shuffled))
-    torch.testing.assert_close(gradients, others, atol=1e-5, rtol=1e-5)
+    _assert_close(gradients, others)
     for name in ("loss", "entropy", "ratio/mean", "ratio/max", "clip_fraction", "kl/behaviour"):
         assert whole[name] == pytest.approx(parts[name], rel=1e-4, abs=1e-5)
     assert whole["train/tokens"] == parts["train/tokens"]
