@@ -4,7 +4,7 @@
   const colours = ["#0969da", "#cf5b00", "#1a7f37", "#8250df", "#bf3989"];
   const dashes = ["solid", "dot", "dash", "dashdot"];
   const parts = { generate: "#0969da", grade: "#8250df", train: "#1a7f37", publish: "#cf5b00", checkpoint: "#bf3989",
-    other: "#8c959f" };
+    idle: "#8c959f" };
   const several = report.runs.length > 1;
 
   function make(tag, options = {}, ...children) {
