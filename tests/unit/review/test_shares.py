@@ -1,5 +1,7 @@
 """What limited a run: simulated ones that are limited by each part are told apart, on virtual time."""
 
+import re
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -64,3 +66,10 @@ def test_a_run_without_a_step_says_so() -> None:
     told = simulated(0)
     told.steps.clear()
     assert verdict(told, max_age=0).by is None
+
+
+def test_every_part_has_its_colour() -> None:
+    """A part that the page does not know is drawn nowhere, and its share is missing from the bar of its step."""
+    script = resources.files("conductor.review").joinpath("assets/page.js").read_text(encoding="utf-8")
+    (colours,) = re.findall(r"const parts = \{(.*?)\}", script, re.DOTALL)
+    assert re.findall(r"(\w+):", colours) == list(PARTS)
