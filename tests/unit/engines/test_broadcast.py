@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 
 from backends.engines import _broadcast
 from backends.engines._broadcast import BroadcastFailed, Invitation, Meeting, Piece, buckets_of, receiving
+from tests.support.tensors import mixed_tensors
 
 CPU = torch.device("cpu")
-TENSORS = {
-    "matrix": torch.arange(15, dtype=torch.float32).view(3, 5),
-    "half": torch.arange(7, dtype=torch.bfloat16),
-    "scalar": torch.tensor(2.5),
-    "empty": torch.zeros(0, 4),
-    "turned": torch.arange(6, dtype=torch.float64).view(2, 3).T,
-    "large": torch.linspace(0, 1, 40_000),
-}
+TENSORS = mixed_tensors(40_000)
 
 pytestmark = pytest.mark.real_time
 

@@ -15,17 +15,11 @@ from torch.distributed import distributed_c10d
 
 from backends.engines._broadcast import BroadcastFailed, Terms, pieces_of
 from backends.engines._update_group import UpdateGroup, join_group, received
+from tests.support.tensors import mixed_tensors
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
-TENSORS = {
-    "matrix": torch.arange(15, dtype=torch.float32).view(3, 5),
-    "half": torch.arange(7, dtype=torch.bfloat16),
-    "scalar": torch.tensor(2.5),
-    "empty": torch.zeros(0, 4),
-    "turned": torch.arange(6, dtype=torch.float64).view(2, 3).T,
-    "large": torch.linspace(0, 1, 4_000_000),  # more than sockets hold: its sender waits until it is taken
-}
+TENSORS = mixed_tensors(4_000_000)  # more than sockets hold: its sender waits until it is taken
 dist: Any = torch.distributed
 c10d: Any = distributed_c10d
 
