@@ -57,11 +57,12 @@ class Held:
 
 
 class _Stored(NamedTuple):
-    """A parcel, and what holds its bytes: an object of Ray, or itself."""
+    """A parcel, and what holds its bytes: an object of Ray, or a copy; and whether that was made for it."""
 
     arrays: tuple[Array, ...]
     parcel: Parcel
     object: Any
+    fresh: bool
 
 
 class RayPayloads:
@@ -131,8 +132,7 @@ class RayPayloads:
             raise InvariantError(f"{ref} cannot be stored: {exc}") from exc
         except rx.RayError as exc:
             raise translated(STORE, exc) from exc
-        known = set(self._last.values())
-        self.bytes_put += sum(size_of(one.parcel) for one in stored if one.object not in known)
+        self.bytes_put += sum(size_of(one.parcel) for one in stored if one.fresh)
         if message is None:
             before = {array for arrays in self._last for array in arrays}
             now = {array for one in stored for array in one.arrays}
@@ -143,7 +143,8 @@ class RayPayloads:
 
     def _put_one(self, part: Part) -> "_Stored":
         arrays, parcel = parcel_of(part)
-        return _Stored(arrays, parcel, self._known(arrays, parcel) or _object_of(parcel))
+        known = self._known(arrays, parcel)
+        return _Stored(arrays, parcel, _object_of(parcel) if known is None else known, fresh=known is None)
 
     def _known(self, arrays: tuple[Array, ...], parcel: Parcel) -> Any:
         """Return the object of the last mapping that has these very bytes; None: there is none."""
