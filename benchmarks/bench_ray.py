@@ -58,6 +58,7 @@ CALLS, PUBLISHES = 300, 5  # in a round
 STORE = 2 << 30
 _PIECE = 64 << 20
 STEPS, UNCOUNTED = 10, 2
+WARM = 8  # rounds for nothing, until every process has touched the memory of the store that it will use
 DEMO = (
     f"steps={STEPS}",
     "filter.equal_rewards=keep",
@@ -148,7 +149,7 @@ async def _awaited(ref: Any) -> None:
 async def _alternating(acts: dict[str, Callable[[], Awaitable[object]]], rounds: int) -> Rows:
     """Do each a few times for nothing, then all in turn, again and again, so that what else computes hits all alike."""
     for act in acts.values():
-        for _ in range(UNCOUNTED):
+        for _ in range(WARM):
             await act()
     found: Rows = {name: [] for name in acts}
     gc.collect()

@@ -1,11 +1,12 @@
 """Calls that are made again until they succeed: pauses grow, and the cause has a budget."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import anyio
 
 from conductor.context import RunContext
+from protocols.aio import owned
 from protocols.errors import PayloadLost, Transient, WorkerLost
 from protocols.pauses import pause_s
 
@@ -48,6 +49,13 @@ async def patiently(
         else:
             patience.succeed()
             return result
+
+
+async def release_all(ctx: RunContext, owners: Iterable[str]) -> None:
+    """Release payloads of many owners at once: each takes a message there and back."""
+    async with anyio.create_task_group() as tasks:
+        for owner in owners:
+            tasks.start_soon(owned, "release", release, ctx, owner, name=f"release of {owner}")
 
 
 async def release(ctx: RunContext, owner: str) -> None:

@@ -4,21 +4,26 @@ Methods run as tasks of that loop, in whatever order they come: Ray keeps none f
 """
 
 import gc
+import itertools
 import os
 from functools import partial
 from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import ray
+from anyio.abc import TaskGroup
 
 from backends._failures import decode_failure, encode_failure
 from backends._hosting import PORTS, described, not_opened, opened
-from backends.ray.messages import ASKED, TAKEN_BACK, Asked, Call, Facts, LaunchOrder, Question, Reply
+from backends.ray.mailbox import Mailbox
+from backends.ray.messages import ASKED, TAKEN_BACK, Asked, Call, Facts, LaunchOrder, Mail, Reply
 from backends.ray.order import Withdrawals
 from backends.ray.payloads import RayPayloads
 from backends.ray.process import prepare, started_at
+from backends.ray.stored import Parcel, Sums, sums_in
 from protocols.adapters import Host
-from protocols.aio import Doorbell, owned
+from protocols.aio import Doorbell, open_tasks, owned
 from protocols.errors import WorkerLost
 from protocols.inference import InferenceControllerPort
 from protocols.roles import RolesPort
@@ -48,7 +53,9 @@ class WorkloadActor:
         self._calls: dict[int, anyio.CancelScope] = {}
         self._call_ended = Doorbell()
         self._withdrawals = Withdrawals()
-        self._controller = _Controller(order)
+        self._mailbox = Mailbox()
+        self._controller = _Controller(order, self._mailbox)
+        self._hosted: TaskGroup
 
     async def host(self) -> bytes:
         """Open the workload and keep it open until told to close; returns its failure, or nothing."""
@@ -73,8 +80,9 @@ class WorkloadActor:
         order = self._order
         inference = self._controller.port("inference", InferenceControllerPort)
         roles = self._controller.port("roles", RolesPort)
-        host = Host(site=order.spec.site, payloads=RayPayloads(self._directory), inference=inference)
-        async with opened(order.spec, host, roles) as workload:
+        payloads = RayPayloads(self._directory, answers_sums=True)
+        host = Host(site=order.spec.site, payloads=payloads, inference=inference)
+        async with opened(order.spec, host, roles) as workload, open_tasks() as self._hosted:
             self._opening = anyio.CancelScope()  # what is open closes by itself
             self._workload = workload
             gc.collect()
@@ -122,6 +130,18 @@ class WorkloadActor:
             self._call_ended.ring()
         return TAKEN_BACK
 
+    async def calls(self, calls: list[Call]) -> list[None]:
+        """Begin to answer calls; the answers come by mail."""
+        for call in calls:
+            if self._workload is None:
+                self._mailbox.answer(call[0], TAKEN_BACK)
+            else:
+                self._hosted.start_soon(self._answer_by_mail, call, name=f"call {call[0]}")
+        return [None for _ in calls]
+
+    async def _answer_by_mail(self, call: Call) -> None:
+        self._mailbox.answer(call[0], await self.call(call))
+
     async def _answer(self, workload: Any, method: str, args: bytes) -> Reply:
         try:
             arguments = self._codec.decode_args(method, args)
@@ -138,13 +158,17 @@ class WorkloadActor:
         while number in self._calls:
             await self._call_ended.wait()
 
-    async def questions(self) -> list[Question]:
-        """Return what the workload asks of the controller, and within a beat in any case: it is the sign of life."""
-        return await self._controller.next_questions()
+    async def sums(self, *parcels: Parcel) -> tuple[Sums, ...]:
+        """Return the checksums of objects that this process put."""
+        return await anyio.to_thread.run_sync(lambda: tuple(map(sums_in, parcels)))
 
-    async def reply(self, number: int, reply: Reply) -> None:
-        """Take the answer to a question."""
-        self._controller.take(number, reply)
+    async def mail(self) -> Mail:
+        """Return what there is for the controller, and within a beat in any case: it is the sign of life."""
+        return await self._mailbox.take(self._order.beat_s)
+
+    async def replies(self, replies: list[tuple[int, Reply]]) -> list[None]:
+        """Take the answers to questions."""
+        return [self._controller.take(number, reply) for number, reply in replies]
 
     async def _end_calls(self) -> None:
         for scope in self._calls.values():
@@ -154,18 +178,17 @@ class WorkloadActor:
 
 
 class _Controller:
-    """Carries calls to the controller: it comes and asks for them.
+    """Carries calls to the controller.
 
     Args:
-        order: Whom it answers for, and how long it may be left without an answer.
+        order: Whom it answers for.
+        mailbox: Where it asks for what there is.
     """
 
-    def __init__(self, order: LaunchOrder) -> None:
-        self._beat_s = order.beat_s
+    def __init__(self, order: LaunchOrder, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
         self._codecs = {asked: Codec(ASKED[asked]) for asked in order.asked}
-        self._number = 0
-        self._outgoing: list[Question] = []
-        self._bell = Doorbell()
+        self._numbers = itertools.count()
         self._waiting: dict[int, anyio.Event] = {}
         self._replies: dict[int, Reply] = {}
 
@@ -178,16 +201,15 @@ class _Controller:
 
         Cancelling: the controller is told; nobody waits for what it does then.
         """
-        codec = self._codecs[asked]
-        number, self._number = self._number, self._number + 1
+        codec, number = self._codecs[asked], next(self._numbers)
         answered = self._waiting[number] = anyio.Event()
-        self._send(Question(number=number, asked=asked, method=method, args=codec.encode_args(args)))
+        self._mailbox.ask((number, asked, method, codec.encode_args(args)))
         try:
             await answered.wait()
         finally:
             del self._waiting[number]
             if not answered.is_set():
-                self._send(Question(number=number, asked=asked, method=None))
+                self._mailbox.ask((number, asked, None, b""))
         result, failure = self._replies.pop(number)
         if failure is not None:
             raise decode_failure(failure)
@@ -200,15 +222,3 @@ class _Controller:
         if (answered := self._waiting.get(number)) is not None:
             self._replies[number] = reply
             answered.set()
-
-    async def next_questions(self) -> list[Question]:
-        """Return what there is to ask, as soon as there is something, or nothing after a beat."""
-        with anyio.move_on_after(self._beat_s):
-            while not self._outgoing:
-                await self._bell.wait()
-        questions, self._outgoing = self._outgoing, []
-        return questions
-
-    def _send(self, question: Question) -> None:
-        self._outgoing.append(question)
-        self._bell.ring()

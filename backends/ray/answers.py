@@ -1,6 +1,7 @@
 """What the controller answers to the questions of one worker."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,9 @@ from anyio.abc import TaskGroup
 
 from backends._failures import encode_failure
 from backends.ray.messages import ASKED, Asked, Question, Reply
+from backends.ray.together import Together
 from protocols.aio import owned
+from protocols.errors import ConductorError
 from protocols.wire import Codec
 
 
@@ -23,27 +26,27 @@ class Answers:
     """
 
     def __init__(self, actor: Any, ports: Mapping[Asked, Any], tasks: TaskGroup) -> None:
-        self._actor = actor
+        self._replies: Together[tuple[int, Reply], None] = Together(actor.replies.remote, "a worker")
         self._ports = {asked: (port, Codec(ASKED[asked])) for asked, port in ports.items()}
         self._tasks = tasks
         self._asking: dict[int, anyio.CancelScope] = {}
 
     def give(self, question: Question) -> None:
         """Begin to answer a question, or give up the one that is taken back."""
-        if question.method is None:
-            if (asking := self._asking.get(question.number)) is not None:
+        number, asked, method, args = question
+        if method is None:
+            if (asking := self._asking.get(number)) is not None:
                 asking.cancel()
             return
-        scope = self._asking[question.number] = anyio.CancelScope()
-        self._tasks.start_soon(self._answer, question, question.method, scope, name=f"answer {question.number}")
+        self._asking[number] = anyio.CancelScope()
+        self._tasks.start_soon(self._answer, number, asked, method, args, name=f"answer {number}")
 
-    async def _answer(self, question: Question, method: str, scope: anyio.CancelScope) -> None:
+    async def _answer(self, number: int, asked: Asked, method: str, args: bytes) -> None:
         try:
-            with scope:
-                reply = await self._ask(question.asked, method, question.args)
-                self._actor.reply.remote(question.number, reply)
+            with self._asking[number], suppress(ConductorError):  # what ends the worker is told elsewhere
+                await self._replies.ask((number, await self._ask(asked, method, args)))
         finally:
-            del self._asking[question.number]
+            del self._asking[number]
 
     async def _ask(self, asked: Asked, method: str, args: bytes) -> Reply:
         try:

@@ -1,6 +1,6 @@
 """Waiting for Ray: what its errors mean, and what becomes of a call that nobody waits for any more."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -52,7 +52,7 @@ async def asked(question: Callable[[], T]) -> T:
         raise translated("the cluster", exc) from exc
 
 
-async def carried(ref: Any, name: str, abort: Callable[[], Any]) -> Any:
+async def carried(sent: Awaitable[T], name: str, abort: Callable[[], Any]) -> T:
     """Return what a call gives; one that nobody waits for is aborted.
 
     Cancelling: the abort is submitted before anything is awaited, so that neither a second cancellation nor the
@@ -60,7 +60,7 @@ async def carried(ref: Any, name: str, abort: Callable[[], Any]) -> Any:
     it would cut the clean-up of the worker itself.
 
     Args:
-        ref: Of the call.
+        sent: The call's reference, or what waits for its answer.
         name: Whoever was called.
         abort: Submits the abort; its reference is ready once nothing of the call runs.
 
@@ -68,15 +68,15 @@ async def carried(ref: Any, name: str, abort: Callable[[], Any]) -> Any:
         ConductorError: What an error of Ray means.
     """
     try:
-        return await result_of(ref, name)
+        return await result_of(sent, name)
     except ConductorError:
         raise
     except BaseException:
-        await _abort(ref, name, abort())  # noqa: ASYNC102 - shielded there, for a bounded time
+        await _abort(sent, name, abort())  # noqa: ASYNC102 - shielded there, for a bounded time
         raise
 
 
-async def _abort(ref: Any, name: str, stopped: Any) -> None:
+async def _abort(sent: Any, name: str, stopped: Any) -> None:
     confirmed = False
     try:
         with anyio.move_on_after(ABORT_DEADLINE_S, shield=True):
@@ -89,5 +89,6 @@ async def _abort(ref: Any, name: str, stopped: Any) -> None:
     finally:
         if not confirmed:
             log.warning("abort.unconfirmed", worker_id=name, deadline_s=ABORT_DEADLINE_S)
-            with suppress(rx.RayError, ValueError, TypeError):  # it has ended, or cannot be cancelled
-                ray.cancel(ref)
+            if isinstance(sent, ray.ObjectRef):
+                with suppress(rx.RayError, ValueError, TypeError):  # it has ended, or cannot be cancelled
+                    ray.cancel(sent)

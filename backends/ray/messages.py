@@ -56,10 +56,9 @@ Call = tuple[int, str, bytes]
 """The number of a call, its method, its encoded arguments: one value, for Ray packs each argument by itself."""
 
 
-class Question(Message, frozen=True, kw_only=True):
-    """A call of a worker to the controller; without a method it takes back the call of that number."""
+Question = tuple[int, Asked, str | None, bytes]
+"""A call of a worker to the controller: its number, whom it is for, its method, its encoded arguments. Without a method
+it takes back the call of that number."""
 
-    number: int
-    asked: Asked
-    method: str | None
-    args: bytes = b""
+Mail = tuple[list[Question], list[tuple[int, Reply]]]
+"""What a worker has for the controller: questions, and answers to calls that came together, by their numbers."""

@@ -5,6 +5,8 @@ many of its processes read them, and never to the controller. An object ends wit
 is no object, as with Ray's own arguments and results: the actor that knows whose it is holds the bytes.
 """
 
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,29 +16,30 @@ import ray
 import ray.exceptions as rx
 
 from backends._failures import decode_failure
+from backends._tensors import same_bytes
 from backends.ray.calls import result_of
 from backends.ray.failures import translated
 from backends.ray.stored import (
     Array,
     Listing,
-    Packed,
     Parcel,
     Part,
     Piece,
-    packed,
+    Sums,
     parcel_of,
     parted,
-    same,
     size_of,
+    sums_in,
     unpacked,
 )
+from backends.ray.together import Together
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import InvariantError, WorkerLost
 from protocols.messages import PayloadRef
 
 STORE = "payload store"
 
-_AT_ONCE = 4  # objects that are summed up and copied at the same time: one alone does not fill the memory's bandwidth
+_AT_ONCE = 4  # objects that are compared and copied at the same time: one alone does not fill the memory's bandwidth
 _SMALL = 100 << 10
 """Bytes of what is no object. One costs its maker, its readers and the directory more messages than bytes."""
 
@@ -50,19 +53,32 @@ class Held:
     Attributes:
         listing: What it is made of.
         parcels: In that order, references to objects, and parcels that are small.
+        sums: In that order, their checksums; None: whoever put it is asked, once somebody on another node reads it.
+        maker: Ray's id of the actor that put it, or empty where that was none.
     """
 
     listing: Listing
     parcels: list[Any] = field(repr=False)
+    sums: tuple[Sums | None, ...]
+    maker: str = ""
 
 
 class _Stored(NamedTuple):
-    """A parcel, and what holds its bytes: an object of Ray, or a copy; and whether that was made for it."""
+    """A parcel that is stored.
+
+    Attributes:
+        arrays: What is in it.
+        size: Bytes.
+        object: What holds them: an object of Ray, or a copy.
+        fresh: Whether that was made for it.
+        moved: Names of those whose bytes are not as they were in the last mapping.
+    """
 
     arrays: tuple[Array, ...]
-    parcel: Parcel
+    size: int
     object: Any
     fresh: bool
+    moved: tuple[str, ...]
 
 
 class RayPayloads:
@@ -73,13 +89,19 @@ class RayPayloads:
 
     Args:
         directory: Handle of the ``PayloadDirectory``.
+        answers_sums: Whether this process is an actor with the method ``sums``.
 
     Attributes:
         bytes_put, bytes_got: By this process.
     """
 
-    def __init__(self, directory: Any) -> None:
+    def __init__(self, directory: Any, *, answers_sums: bool = False) -> None:
         self._directory = directory
+        self._keep: Together[tuple[PayloadRef, Held], None] = Together(directory.keep.remote, STORE)
+        self._find: Together[PayloadRef, Held | None] = Together(directory.find.remote, STORE)
+        self._release: Together[str, None] = Together(directory.release.remote, STORE)
+        self._answers_sums = answers_sums
+        self._maker = ""  # once the directory knows it
         self._last: dict[tuple[Array, ...], Any] = {}
         self._moving: frozenset[str] = frozenset()  # what was not in the last mapping as it was in the one before
         self.bytes_put = 0
@@ -92,21 +114,23 @@ class RayPayloads:
             Transient: The store is full.
             InvariantError: ``value`` cannot be stored.
         """
+        if self._answers_sums and not self._maker:
+            await self._introduce()
         held = await anyio.to_thread.run_sync(self._put, ref, value)
-        await result_of(self._directory.keep.remote(ref, held), STORE)
+        await self._keep.ask((ref, held))
 
     async def get(self, ref: PayloadRef) -> Bulk:
         """Return what was put; see ``PayloadPort.get``. Arrays lie in the object store: nobody writes to them."""
-        found: Held | None = await result_of(self._directory.find.remote(ref), STORE)
+        found = await self._find.ask(ref)
         if found is None:
             raise not_held(ref)
-        value = await fetched(found, ref)
+        value = await fetched(found, ref, lambda: result_of(self._directory.sums.remote(ref), STORE))
         self.bytes_got += found.listing.size
         return value
 
     async def release(self, owner: str) -> None:
         """Forget the payloads of every owner that starts with ``owner``; see ``PayloadPort.release``."""
-        await result_of(self._directory.release.remote(owner), STORE)
+        await self._release.ask(owner)
 
     async def owners(self) -> frozenset[str]:
         """Return the owners that hold something."""
@@ -120,54 +144,70 @@ class RayPayloads:
         """Have stored what such a file holds; see ``PayloadPort.unspool``."""
         _raise(await result_of(self._directory.unspool.remote(ref, path), STORE))
 
+    async def _introduce(self) -> None:
+        own = ray.get_runtime_context()
+        maker = own.get_actor_id() or ""
+        await result_of(self._directory.meet.remote(maker, own.current_actor), STORE)
+        self._maker = maker
+
     def _put(self, ref: PayloadRef, value: Bulk) -> Held:
         try:
             message, parts = parted(value, self._moving)
+            before = self._before() if message is None else {}
             if len(parts) > 1:
                 with ThreadPoolExecutor(_AT_ONCE) as threads:
-                    stored = list(threads.map(self._put_one, parts))
+                    stored = list(threads.map(lambda part: self._put_one(part, before), parts))
             else:  # a group, of which there are many
-                stored = [*map(self._put_one, parts)]
+                stored = [self._put_one(part, before) for part in parts]
         except TypeError as exc:
             raise InvariantError(f"{ref} cannot be stored: {exc}") from exc
         except rx.RayError as exc:
             raise translated(STORE, exc) from exc
-        self.bytes_put += sum(size_of(one.parcel) for one in stored if one.fresh)
+        self.bytes_put += sum(one.size for one in stored if one.fresh)
         if message is None:
-            before = {array for arrays in self._last for array in arrays}
-            now = {array for one in stored for array in one.arrays}
-            self._moving = frozenset(array.name for array in now - before) if before else frozenset()
+            moved = itertools.chain.from_iterable(one.moved for one in stored)
+            self._moving = frozenset(moved if before else ())
             self._last = {one.arrays: one.object for one in stored}
-        made = Packed(message, tuple((one.arrays, one.parcel) for one in stored))
-        return _held(made, [one.object for one in stored])
+        return _held(message, stored, self._maker)
 
-    def _put_one(self, part: Part) -> "_Stored":
+    def _put_one(self, part: Part, before: "Mapping[str, tuple[Array, Piece]]") -> _Stored:
         arrays, parcel = parcel_of(part)
-        known = self._known(arrays, parcel)
-        return _Stored(arrays, parcel, _object_of(parcel) if known is None else known, fresh=known is None)
+        moved = tuple(
+            array.name
+            for array, piece in zip(arrays, parcel, strict=True)
+            if (known := before.get(array.name)) is None
+            or known[0] != array
+            or not same_bytes(piece.view, known[1].view)
+        )
+        known = None if moved else self._last.get(arrays)
+        stored = _object_of(parcel) if known is None else known
+        return _Stored(arrays, size_of(parcel), stored, fresh=known is None, moved=moved)
 
-    def _known(self, arrays: tuple[Array, ...], parcel: Parcel) -> Any:
-        """Return the object of the last mapping that has these very bytes; None: there is none."""
-        known = self._last.get(arrays)
-        if known is None:
-            return None
-        if isinstance(known, tuple):
-            return known if same(parcel, known) else None
+    def _before(self) -> dict[str, tuple[Array, Piece]]:
+        """Return the last mapping's arrays and bytes; nothing where they are gone."""
+        objects = [one for one in self._last.values() if _is_object(one)]
         try:
-            return known if same(parcel, ray.get(known, timeout=_AT_HAND_S)) else None
+            there = dict(zip(objects, ray.get(objects, timeout=_AT_HAND_S), strict=True))
         except rx.RayError:
-            return None  # it is gone, and put anew
+            return {}
+        return {
+            array.name: (array, piece)
+            for arrays, one in self._last.items()
+            for array, piece in zip(arrays, there[one] if _is_object(one) else one, strict=True)
+        }
 
 
 def put_alone(value: Bulk) -> Held:
-    """Put a payload that resembles none before it.
+    """Put a payload that resembles none before it, and sum it up.
 
     Raises:
         RayError: The store is full, or gone.
         TypeError: It holds what is neither message nor array.
     """
-    made = packed(value)
-    return _held(made, [_object_of(parcel) for _, parcel in made.parcels])
+    message, parts = parted(value)
+    made = [parcel_of(part) for part in parts]
+    stored = [_Stored(arrays, size_of(one), _object_of(one), fresh=True, moved=()) for arrays, one in made]
+    return _held(message, stored)
 
 
 def _object_of(parcel: Parcel) -> Any:
@@ -177,18 +217,39 @@ def _object_of(parcel: Parcel) -> Any:
     return ray.put(parcel)
 
 
-def _held(made: Packed, objects: list[Any]) -> Held:
-    return Held(made.listing(_node()), objects)
+def _held(message: str | None, stored: Sequence[_Stored], maker: str = "") -> Held:
+    """Say what a payload is. Sums are left to ``maker``, but for what is small."""
+    objects = [one.object for one in stored]
+    listing = Listing(message, _node(), tuple(one.arrays for one in stored), sum(one.size for one in stored))
+    return Held(listing, objects, tuple(None if maker and _is_object(one) else sums_of(one) for one in objects), maker)
+
+
+def _is_object(stored: Any) -> bool:
+    return not isinstance(stored, tuple)
+
+
+def sums_of(stored: Any) -> Sums:
+    """Return the checksums of a parcel, from the store of this node where that is an object.
+
+    Raises:
+        RayError: It is gone.
+    """
+    return sums_in(ray.get(stored, timeout=_AT_HAND_S) if _is_object(stored) else stored)
 
 
 def _node() -> str:
     return ray.get_runtime_context().get_node_id()
 
 
-async def fetched(held: Held, ref: PayloadRef) -> Bulk:
+async def fetched(held: Held, ref: PayloadRef, ask: Callable[[], Awaitable[Sequence[Sums] | None]]) -> Bulk:
     """Return what was put, once all of it is on this node; what is not yet comes one object after the other.
 
     Who reads on the node where it was put reads the very bytes; on another they are compared with their checksums.
+
+    Args:
+        held: Where it lies.
+        ref: What it is.
+        ask: Returns its checksums; None: nobody knows them any more.
 
     Raises:
         WorkerLost: Some of it is gone, or is not what was put.
@@ -196,8 +257,10 @@ async def fetched(held: Held, ref: PayloadRef) -> Bulk:
     try:
         found = await anyio.to_thread.run_sync(_found_here, held, abandon_on_cancel=True)  # it ends by itself
         if found is None:
-            parcels = [one if isinstance(one, tuple) else await result_of(one, STORE) for one in held.parcels]
-            found = await anyio.to_thread.run_sync(lambda: unpacked(held.listing, parcels, check=True))
+            if (sums := await ask()) is None:
+                raise not_held(ref)
+            parcels = [await result_of(one, STORE) if _is_object(one) else one for one in held.parcels]
+            found = await anyio.to_thread.run_sync(unpacked, held.listing, parcels, sums)
     except ValueError as exc:
         raise WorkerLost(worker=STORE, cause=f"{ref.key!r} of {ref.owner!r}: {exc}") from exc
     return found
@@ -208,9 +271,9 @@ def _found_here(held: Held) -> Bulk | None:
     if held.listing.node != _node():
         return None
     try:
-        objects = [one for one in held.parcels if not isinstance(one, tuple)]
+        objects = [one for one in held.parcels if _is_object(one)]
         there = dict(zip(objects, ray.get(objects, timeout=_AT_HAND_S), strict=True))
-        return unpacked(held.listing, [there.get(one, one) for one in held.parcels], check=False)
+        return unpacked(held.listing, [there[one] if _is_object(one) else one for one in held.parcels])
     except rx.GetTimeoutError:  # it was spilled, and takes its time
         return None
     except rx.RayError as exc:

@@ -2,9 +2,10 @@
 
 A mapping of arrays is many objects: one for each large array, small ones together. So an array that is as it was the
 last time is not put again. Those that moved the last time will move again, and share objects too: whoever reads asks
-the owner of each object. None is much larger than the largest array, which bounds what is allocated at once.
+the owner of each object. Their size is bounded, and with it what is allocated and sent at once.
 """
 
+import itertools
 import pickle
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from protocols.messages import Message
 _LARGE = 1 << 20
 """Bytes of an array from which on it has an object of its own."""
 
-_TOGETHER = 64 << 20
+_TOGETHER = 256 << 20
 """Bytes of arrays in one object from which on it takes no more."""
 
 
@@ -36,6 +37,9 @@ class Piece:
 Parcel = tuple[Piece, ...]
 """What is put as one object."""
 
+Sums = tuple[int, ...]
+"""Of each piece of a parcel the checksum."""
+
 Part = Sequence[tuple[str, Any]]
 """What of a payload comes into one parcel: names and arrays, or the bytes of a message without a name."""
 
@@ -46,13 +50,11 @@ class Array:
 
     Attributes:
         dtype: Torch's name for it, or empty for plain bytes.
-        checksum: Of the bytes, see ``checksum``.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    checksum: int
 
 
 @dataclass(frozen=True)
@@ -72,19 +74,6 @@ class Listing:
     size: int
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A payload that can be put: of each object the arrays, and their bytes."""
-
-    message: str | None
-    parcels: tuple[tuple[tuple[Array, ...], Parcel], ...]
-
-    def listing(self, node: str) -> Listing:
-        """Return what is told of it, once it is put on a node."""
-        size = sum(size_of(parcel) for _, parcel in self.parcels)
-        return Listing(self.message, node, tuple(arrays for arrays, _ in self.parcels), size)
-
-
 def parted(value: Bulk, moving: Collection[str] = ()) -> tuple[str | None, list[Part]]:
     """Return the class of a message, or None of a mapping, and the parts; no array is looked into.
 
@@ -99,16 +88,6 @@ def parted(value: Bulk, moving: Collection[str] = ()) -> tuple[str | None, list[
         name, body = encoded(value)
         return name, [[("", body)]]
     return None, [*_grouped(value, moving)]
-
-
-def packed(value: Bulk) -> Packed:
-    """Return a payload in parcels; arrays are not copied.
-
-    Raises:
-        TypeError: It holds what is neither message nor array.
-    """
-    message, parts = parted(value)
-    return Packed(message, tuple(map(parcel_of, parts)))
 
 
 def parcel_of(part: Part) -> tuple[tuple[Array, ...], Parcel]:
@@ -126,13 +105,13 @@ def size_of(parcel: Parcel) -> int:
     return sum(piece.view.nbytes for piece in parcel)
 
 
-def unpacked(listing: Listing, parcels: Sequence[Parcel], *, check: bool) -> Bulk:
+def unpacked(listing: Listing, parcels: Sequence[Parcel], sums: Sequence[Sums] | None = None) -> Bulk:
     """Return what was put; arrays lie where the bytes do.
 
     Args:
         listing: What they are.
         parcels: The bytes.
-        check: Whether they are compared with their checksums.
+        sums: What their checksums must be; None: they are not compared.
 
     Raises:
         ValueError: The bytes are not those that were put, or are no such message here.
@@ -142,30 +121,24 @@ def unpacked(listing: Listing, parcels: Sequence[Parcel], *, check: bool) -> Bul
         for arrays, parcel in zip(listing.parcels, parcels, strict=True)
         for array, piece in zip(arrays, parcel, strict=True)
     ]
-    for array, piece in pairs if check else ():
-        if checksum(piece.view) != array.checksum:
-            raise ValueError(f"{array.name or listing.message} is damaged")
+    if sums is not None:
+        found = itertools.chain.from_iterable(map(sums_in, parcels))
+        for (array, _), one, two in zip(pairs, found, itertools.chain.from_iterable(sums), strict=True):
+            if one != two:
+                raise ValueError(f"{array.name or listing.message} is damaged")
     if listing.message is not None:
         return decoded(listing.message, pairs[0][1].view)
     return {array.name: _restored(array, piece) for array, piece in pairs}
 
 
+def sums_in(parcel: Parcel) -> Sums:
+    """Return the checksums of its pieces."""
+    return tuple(checksum(piece.view) for piece in parcel)
+
+
 def checksum(view: memoryview) -> int:
     """Return CRC-32 of bytes; of many, CRC-32 of the sums of their pieces, which costs a fifth."""
     return zlib.crc32(view if view.nbytes < _LARGE else sums_of(view))
-
-
-def same(parcel: Parcel, other: Parcel) -> bool:
-    """Return whether two parcels have the same bytes."""
-    pairs = list(zip(parcel, other, strict=True))
-    if any(one.view.nbytes != two.view.nbytes for one, two in pairs):
-        return False
-    return all(_equal(one.view, two.view) for one, two in pairs)
-
-
-def _equal(one: memoryview, two: memoryview) -> bool:
-    words = one.nbytes // 8 * 8  # compared by eights, for Python looks at each element by itself
-    return one[:words].cast("Q") == two[:words].cast("Q") and one[words:] == two[words:]
 
 
 def _grouped(value: Mapping[str, Any], moving: Collection[str]) -> Iterator[Part]:
@@ -188,7 +161,7 @@ def _grouped(value: Mapping[str, Any], moving: Collection[str]) -> Iterator[Part
 def _array(name: str, value: Any) -> tuple[Array, Piece]:
     piece = Piece(tensor_bytes(value) if is_tensor(value) else memoryview(value).cast("B"))
     dtype, shape = (dtype_name(value), tuple(value.shape)) if is_tensor(value) else ("", (piece.view.nbytes,))
-    return Array(name, dtype, shape, checksum(piece.view)), piece
+    return Array(name, dtype, shape), piece
 
 
 def _restored(array: Array, piece: Piece) -> Any:

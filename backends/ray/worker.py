@@ -1,6 +1,5 @@
 """One worker, from the start of its actor to the end of its process, as the controller sees it."""
 
-import itertools
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,8 +17,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from backends._failures import decode_failure
 from backends._hosting import PORTS, described, not_opened
 from backends.ray.answers import Answers
-from backends.ray.calls import carried, result_of
-from backends.ray.messages import TAKEN_BACK, Asked, Facts, LaunchOrder, Question
+from backends.ray.calling import Calls
+from backends.ray.calls import result_of
+from backends.ray.messages import TAKEN_BACK, Asked, Facts, LaunchOrder, Mail
 from backends.ray.notices import Notices
 from backends.ray.process import end_worker
 from backends.ray.session import Session
@@ -74,7 +74,7 @@ class RayWorker:
         self._heartbeat_s = heartbeat_s
         self._patience_s = patience_s
         self._codec = Codec(PORTS[order.spec.section])
-        self._numbers = itertools.count()
+        self._asked = Calls(actor, self._name)
         self._calls: dict[anyio.CancelScope, None] = {}
         self._scope = anyio.CancelScope()
         self._closing = anyio.Event()
@@ -126,12 +126,10 @@ class RayWorker:
         if not self._opened:
             await checkpoint()
             raise WorkerLost(worker=self._name, cause="it is being opened")
-        number, actor = next(self._numbers), self._actor
-        sent = actor.call.remote((number, method, self._codec.encode_args(args)))
         result, failure = TAKEN_BACK
         try:
             with self._calling():
-                result, failure = await carried(sent, self._name, partial(actor.withdraw.remote, number))
+                result, failure = await self._asked.call(method, self._codec.encode_args(args))
         except WorkerLost:
             pass  # what ended it is known when it has ended
         if failure is not None:
@@ -186,7 +184,7 @@ class RayWorker:
                 self._facts = await result_of(self._actor.facts.remote(), self._name)
                 with anyio.CancelScope() as hosted:
                     listen = partial(self._listen, tasks, hosted)
-                    tasks.start_soon(owned, "questions", listen, name=f"questions of {self._name}")
+                    tasks.start_soon(owned, "mail", listen, name=f"mail of {self._name}")
                     self._said = await result_of(self._actor.host.remote(), self._name)
                     self._failure = decode_failure(self._said) if self._said else None
             except ConductorError as exc:
@@ -200,25 +198,28 @@ class RayWorker:
         self._kill(f"it was told to close and did not end within {self._patience_s:g} s")
 
     async def _listen(self, tasks: TaskGroup, hosted: anyio.CancelScope) -> None:
-        """Answer its questions, and kill it when it has none and does not say so either."""
+        """Take its mail, and kill it when it has none and does not say so either."""
         answers = Answers(self._actor, self._ports, tasks)
         try:
-            while (questions := await self._questions()) is not None:
+            while (mail := await self._mail()) is not None:
+                questions, replies = mail
                 for question in questions:
                     answers.give(question)
+                for number, reply in replies:
+                    self._asked.take(number, reply)
         except ConductorError as exc:  # it ended, and of its two open calls this one was told so first
             self._failure = exc
             hosted.cancel()
             return
         self._kill(f"it did not answer for {self._heartbeat_s:g} s")
 
-    async def _questions(self) -> list[Question] | None:
-        """Return what it asks; None where it is open and silent: while it starts, its caller bounds that."""
-        asked = self._actor.questions.remote()
+    async def _mail(self) -> Mail | None:
+        """Return what it has; None where it is open and silent: while it starts, its caller bounds that."""
+        mail = self._actor.mail.remote()
         missed = 0
         while missed < _BEATS:
             with anyio.move_on_after(self._heartbeat_s / _BEATS):
-                return await result_of(asked, self._name)
+                return await result_of(mail, self._name)
             missed = missed + 1 if self._opened else 0
         return None
 

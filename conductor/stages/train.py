@@ -14,7 +14,7 @@ from conductor.algorithms.table import ALGORITHMS
 from conductor.context import RunContext
 from conductor.core.lease import Lease, State
 from conductor.observe.metrics import age_metrics
-from conductor.patience import patiently, release
+from conductor.patience import patiently, release, release_all
 from conductor.spool import sweep
 from conductor.stages.checkpoint import save_if_due
 from conductor.stages.evaluate import is_due
@@ -161,8 +161,7 @@ async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...],
     prefixes = [prefix_of(ctx, lease) for lease in leases]
     ctx.trained = report.version  # with the table, or who is cancelled below would save this version for the one before
     await ctx.record(Committed(dispatch_id=batch.dispatch_id, version=report.version, leases=report.consumed))
-    for prefix in prefixes:
-        await release(ctx, prefix)
+    await release_all(ctx, prefixes)
     return True
 
 

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -17,6 +18,7 @@ import ray
 
 from backends import ray as backend
 from backends.ray.payloads import Held, RayPayloads, put_alone
+from backends.ray.stored import Piece, sums_in
 from benchmarks._ray_cluster import RayCluster
 from protocols.backend import Backend, ReserveRequest, Resources, WorkloadSpec
 from protocols.errors import Infeasible, PortFailed, UserError, WorkerLost
@@ -25,7 +27,7 @@ from protocols.sections import Section, Site
 from tests.support.hosted import running
 from tests.support.leftovers import carrying
 from tests.support.pids import Watched
-from tests.support.probe import KIND, asking, told
+from tests.support.probe import KIND, REF, asking, told
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real_time, pytest.mark.timeout(240)]
 
@@ -103,6 +105,69 @@ async def test_a_call_that_nobody_waits_for_is_over_when_its_caller_goes_on(
         assert await ask(made, "echo", "it") == "it", "the worker is as before"
 
 
+async def test_calls_of_one_tick_go_together_and_each_is_what_it_was_alone(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    """To Ray, a message costs as much as thirty in one. They end, fail and are withdrawn one by one all the same."""
+    heard: dict[str, str] = {}
+
+    async def call(made: Backend, what: str, argument: str) -> None:
+        heard[argument] = await ask(made, what, argument)
+
+    async with opened(ray_cluster) as made:
+        await made.launcher.launch(spec(tmp_path))
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for number in range(30):
+                    tasks.start_soon(call, made, "echo", str(number))
+            assert heard == {str(number): str(number) for number in range(30)}
+            heard.clear()
+            async with anyio.create_task_group() as tasks:
+                for number in range(3):
+                    tasks.start_soon(call, made, "wait", str(number))
+                tasks.start_soon(call, made, "echo", "it")
+                while not heard:  # noqa: ASYNC110 - one that is quick does not wait for those that came with it
+                    await anyio.sleep(0.01)
+                tasks.cancel_scope.cancel()
+            log = await anyio.Path(tmp_path / "logs" / "reward-0.log").read_text()
+            assert log == "the call has ended\n" * 3, "each is over when its caller goes on"
+
+            async def lost() -> None:
+                with pytest.raises(WorkerLost, match="process has died"):
+                    await ask(made, "wait")
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(lost)
+                os.kill(int(await ask(made, "pid")), signal.SIGKILL)
+
+
+async def test_what_another_node_put_is_compared_with_the_sums_that_its_maker_is_asked_for(
+    ray_cluster: RayCluster,
+) -> None:
+    """Sums took half as long as the copy, of bytes that mostly nobody reads elsewhere."""
+    node = ray_cluster.add_node(num_cpus=7)
+    async with opened(ray_cluster) as made:
+        (name,) = [one.name for one in (await made.placement.inventory()).nodes if one.total.cpus == 7]
+        await made.placement.reserve(ReserveRequest(reservation_id=PROBE, resources=Resources(cpus=1), node=name))
+        await made.launcher.launch(spec())
+        await ask(made, "put", "3000000")
+        store = made.payloads._directory  # pyright: ignore  # noqa: PGH003
+        (held,) = await store.find.remote([REF])
+        assert held.sums == (None,), "who puts does not wait for what nobody may ask"
+        assert await made.payloads.get(REF) == {"x": b"x" * 3_000_000}
+        (held,) = await store.find.remote([REF])
+        assert held.sums == (sums_in((Piece(b"x" * 3_000_000),)),), "it is asked once"
+        await store.keep.remote([(REF, replace(held, sums=((1,),)))])
+        with pytest.raises(WorkerLost, match=r"'group' of 'p.1/L0/0/': x is damaged"):
+            await made.payloads.get(REF)
+        await store.keep.remote([(REF, replace(held, sums=(None,)))])
+        await made.launcher.kill(PROBE)
+        with pytest.raises(WorkerLost, match="payload store"):
+            await made.payloads.get(REF)
+    ray_cluster.remove_node(node)
+
+
 async def test_a_node_that_is_gone_loses_its_workers_and_its_places_move(ray_cluster: RayCluster) -> None:
     """A placement group that is bound to a node that died stays pending for ever."""
     node = ray_cluster.add_node(num_cpus=3)
@@ -160,9 +225,9 @@ async def test_an_object_ends_with_the_process_that_put_it_and_the_store_says_so
         holder = ray.remote(_Holder).remote()
         small, held = [await holder.put.remote(size) for size in (100_000, 200_000)]
         ray.kill(holder)
-        await made.payloads._directory.keep.remote(ref, small)  # pyright: ignore  # noqa: PGH003
+        await made.payloads._directory.keep.remote([(ref, small)])  # pyright: ignore  # noqa: PGH003
         assert await made.payloads.get(ref) == {"x": b"x" * 100_000}, "what is small is no object"
-        await made.payloads._directory.keep.remote(ref, held)  # pyright: ignore  # noqa: PGH003
+        await made.payloads._directory.keep.remote([(ref, held)])  # pyright: ignore  # noqa: PGH003
         with pytest.raises(WorkerLost, match="payload store"), anyio.fail_after(60):
             await _get_until_lost(made, ref)
 

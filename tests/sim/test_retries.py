@@ -246,3 +246,22 @@ async def test_a_payload_that_cannot_be_released_ends_no_run_and_goes_at_the_end
     assert result.steps == 2
     assert refused
     assert not scripted.payloads.held
+
+
+async def test_the_payloads_of_a_step_are_released_at_once() -> None:
+    """On a cluster each release is a message there and back: one after the other they were a tenth of a step."""
+    scripted = scripted_workloads()
+    release, running, most = scripted.payloads.release, 0, 0
+
+    async def slow(owner: str) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await anyio.sleep(1.0)
+        running -= 1
+        await release(owner)
+
+    scripted.payloads.release = slow  # type: ignore[method-assign]
+    await run_scripted(run_config(batch_groups=8), scripted)
+    assert most >= 8
+    assert not scripted.payloads.held

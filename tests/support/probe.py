@@ -22,14 +22,15 @@ from protocols.sections import Site
 
 KIND = "tests.support.probe:Probe"
 
+REF = PayloadRef(owner="p.1/L0/0/", key="group")
+
 AT_IMPORT = f"{os.environ.get('PROBE')} {sorted(os.sched_getaffinity(0))}"
 
 
 def asking(what: str, argument: str = "") -> GradeRequest:
     """Return the request that makes a probe do something; its answer is the detail of a fault."""
     prompt = Prompt(position=0, content=TextPrompt(text=what), fields={"argument": argument})
-    ref = PayloadRef(owner="p.1/L0/0/", key="group")
-    return GradeRequest(lease_id=LeaseId("L0"), attempt=0, prompt=prompt, payload=ref, samples=())
+    return GradeRequest(lease_id=LeaseId("L0"), attempt=0, prompt=prompt, payload=REF, samples=())
 
 
 def told(report: GradeReport) -> str:
@@ -118,6 +119,11 @@ class ProbeGrader:
     async def _fault(self, _: str) -> str:
         await checkpoint()
         os.kill(os.getpid(), signal.SIGSEGV)
+        return ""
+
+    async def _put(self, size: str) -> str:
+        """Store as many bytes, as the payload ``REF``."""
+        await self._host.payloads.put(REF, {"x": b"x" * int(size)})
         return ""
 
     async def _generate(self, request_id: str) -> str:

@@ -1,0 +1,75 @@
+"""Calls of the controller to one worker.
+
+One by itself is a call of Ray, which is the shortest way there and back. Those that are made in the same tick after it
+go together, and their answers come with the worker's mail: in a busy run a message carries dozens of them.
+"""
+
+import itertools
+from functools import partial
+from typing import Any
+
+import anyio
+
+from backends.ray.calls import carried
+from backends.ray.messages import TAKEN_BACK, Call, Reply
+from backends.ray.together import Together
+from protocols.aio import clock
+
+
+class Calls:
+    """Makes calls, and hands out the answers that come by mail.
+
+    Args:
+        actor: Handle of the worker's ``WorkloadActor``.
+        name: The worker's.
+    """
+
+    def __init__(self, actor: Any, name: str) -> None:
+        self._actor = actor
+        self._name = name
+        self._numbers = itertools.count()
+        self._first = True  # of its tick is the next call
+        self._together: Together[Call, None] = Together(actor.calls.remote, name)
+        self._waiting: dict[int, _Waiting] = {}
+
+    async def call(self, method: str, args: bytes) -> Reply:
+        """Return the answer to one call. It is on its way before this first yields.
+
+        Cancelling: the call is withdrawn, and over on return; see ``carried``.
+
+        Raises:
+            ConductorError: What an error of Ray means.
+        """
+        number = next(self._numbers)
+        call, abort = (number, method, args), partial(self._actor.withdraw.remote, number)
+        if self._first and not self._together.busy:
+            self._first = False
+            clock().call_soon(self._next_tick)
+            return await carried(self._actor.call.remote(call), self._name, abort)
+        waiting = self._waiting[number] = _Waiting()
+        try:
+            return await carried(self._by_mail(call, waiting), self._name, abort)
+        finally:
+            del self._waiting[number]
+
+    def take(self, number: int, reply: Reply) -> None:
+        """Take an answer; one that nobody waits for any more is dropped."""
+        if (waiting := self._waiting.get(number)) is not None:
+            waiting.reply = reply
+            waiting.answered.set()
+
+    def _next_tick(self) -> None:
+        self._first = True
+
+    async def _by_mail(self, call: Call, waiting: "_Waiting") -> Reply:
+        await self._together.ask(call)
+        await waiting.answered.wait()
+        return waiting.reply
+
+
+class _Waiting:
+    """A call whose answer comes by mail."""
+
+    def __init__(self) -> None:
+        self.answered = anyio.Event()
+        self.reply = TAKEN_BACK
