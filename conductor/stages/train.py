@@ -18,6 +18,7 @@ from conductor.patience import patiently, release, release_all
 from conductor.spool import sweep
 from conductor.stages.checkpoint import save_if_due
 from conductor.stages.evaluate import is_due
+from protocols.aio import owned
 from protocols.errors import InvariantError, PayloadLost, PortFailed, Transient
 from protocols.grading import Grade
 from protocols.inference import WeightsManifest
@@ -129,7 +130,7 @@ async def _step(ctx: RunContext, batch: BatchLease) -> StepReport:
 
 
 async def _give_back(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], failure: PayloadLost) -> None:
-    """Take a claim back whose step lost payloads of groups: these are generated anew, the others are ready.
+    """Take a claim back whose step lost payloads of groups: these are generated anew at once, the others are ready.
 
     Raises:
         InvariantError: They are payloads of no group of the batch.
@@ -140,8 +141,10 @@ async def _give_back(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ..
     if not lost:
         raise InvariantError(f"{batch.dispatch_id} has no group whose payload is lost: {failure}")
     await ctx.record(Unclaimed(dispatch_id=batch.dispatch_id))
-    for owner, lease in lost.items():
-        await retry(ctx, lease, PayloadLost(owner=owner, cause=failure.cause))
+    async with anyio.create_task_group() as tasks:  # each waits a while before it is admitted again
+        for owner, lease in lost.items():
+            error = PayloadLost(owner=owner, cause=failure.cause)
+            tasks.start_soon(owned, "retry", retry, ctx, lease, error, name=f"retry of {lease.lease_id}")
 
 
 async def _settle(ctx: RunContext, batch: BatchLease, leases: tuple[Lease, ...], report: StepReport) -> bool:

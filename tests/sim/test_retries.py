@@ -211,6 +211,20 @@ async def test_payloads_that_were_lost_together_cost_one_step() -> None:
     assert rebuild(events).accounts.balanced
 
 
+async def test_payloads_that_were_lost_together_are_made_again_together() -> None:
+    """Each waits half a second before it goes out again: one after the other, a batch of 32 waited for 14 s."""
+
+    async def seconds_of(scripted: ScriptedWorkloads) -> float:
+        began = anyio.current_time()
+        result = await run_scripted(run_config(batch_groups=32), scripted)
+        assert result.failures in ({}, {"PayloadLost": 32})
+        return anyio.current_time() - began
+
+    undisturbed = await seconds_of(scripted_workloads())
+    lost = await seconds_of(losing(scripted_workloads(), *range(32)))
+    assert lost - undisturbed < 2.0, "one pause, and the second to write them again"
+
+
 async def test_the_last_prompts_of_all_are_waited_for_when_one_is_damaged() -> None:
     """Admission had ended with the prompts, and nobody would have sent the group out again."""
     scripted = losing(scripted_workloads(3), 2)
