@@ -2,10 +2,11 @@
 
 import importlib
 import sys
+from itertools import pairwise
 from typing import Any
 
 _PIECE = 8192
-_COMPARED = 1 << 20  # bytes at once: the first that differ end it
+_FIRST, _COMPARED = 1 << 12, 1 << 20  # bytes at once: what moved mostly did so from the first on
 
 
 def is_tensor(value: object) -> bool:
@@ -67,7 +68,5 @@ def same_bytes(one: memoryview, two: memoryview) -> bool:
         return False
     numpy = importlib.import_module("numpy")
     pair = [numpy.frombuffer(view, dtype=numpy.uint8) for view in (one, two)]
-    return all(
-        numpy.array_equal(*(view[start : start + _COMPARED] for view in pair))
-        for start in range(0, one.nbytes, _COMPARED)
-    )
+    starts = (0, *range(_FIRST, one.nbytes, _COMPARED))
+    return all(numpy.array_equal(*(view[start:end] for view in pair)) for start, end in pairwise((*starts, one.nbytes)))

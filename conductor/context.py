@@ -31,7 +31,7 @@ from protocols.aio import Doorbell, owned
 from protocols.fleet import Restarts
 from protocols.inference import InferenceControllerPort
 from protocols.ledger import Evaluated, Incident, LedgerEvent, RunStarted, Scaled, Stepped
-from protocols.messages import LeaseId, WeightVersion
+from protocols.messages import LeaseId, WeightVersion, WorkerId
 from protocols.prompts import Prompt
 
 Args = TypeVarTuple("Args")
@@ -73,6 +73,7 @@ class RunContext:
         trainer_turn: Whoever holds it has the trainer to itself.
         engines_turn: Whoever holds it decides which weights the engines load.
         publishing: Around the publish that goes on; None: none does.
+        engines_lost: Those that were gone at the last publish.
         rank_replaced: Set when a process of the trainer is another one than when weights were staged last.
         publish_s: Seconds that the last publish took.
         publishes: When those since the last step began and ended, by the run's clock.
@@ -124,6 +125,7 @@ class RunContext:
     trainer_turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     engines_turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     publishing: anyio.CancelScope | None = None
+    engines_lost: frozenset[WorkerId] = frozenset()
     rank_replaced: anyio.Event = field(default_factory=anyio.Event)
     publish_s: float = 0.0
     publishes: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])

@@ -123,7 +123,8 @@ class Keepers:
             member.renewed(manifest.version)
         else:
             member.failed(manifest.version, failure)
-            log.warning("engine.not_renewed", member=member.name, failures=member.failures, error=str(failure))
+            if member.failures.bit_count() == 1:  # the 1st, 2nd, 4th: each publish is a reason to try again
+                log.warning("engine.not_renewed", member=member.name, failures=member.failures, error=str(failure))
         self._awaited.discard(member.name)
         self.moved.ring()
         return failure is None

@@ -17,7 +17,7 @@ from conductor.core.lease import Lease
 from conductor.patience import release
 from conductor.stages.evaluate import evaluate_if_due
 from protocols.inference import PublishReceipt, WeightsManifest
-from protocols.messages import WeightVersion
+from protocols.messages import WeightVersion, WorkerId
 
 
 async def run(
@@ -70,14 +70,21 @@ def cut(ctx: RunContext) -> None:
         ctx.publishing.cancel()
 
 
+def _tell_of_lost(ctx: RunContext, lost: frozenset[WorkerId]) -> None:
+    """Say which engines are gone and which are back, once each and not at every publish."""
+    if more := lost - ctx.engines_lost:
+        ctx.log.warning("engines.lost", members=sorted(more))
+    if back := ctx.engines_lost - lost:
+        ctx.log.info("engines.back", members=sorted(back))
+    ctx.engines_lost = lost
+
+
 async def _publish(ctx: RunContext, manifest: WeightsManifest) -> bool:
     """Publish; return False where that was cut."""
     began, began_s = anyio.current_time(), ctx.seconds
     receipt: PublishReceipt | None = None
     with anyio.CancelScope() as ctx.publishing:
-        readiness = await ctx.ports.inference.prepare_rollout()
-        if readiness.lost:
-            ctx.log.warning("engines.lost", members=sorted(readiness.lost))
+        _tell_of_lost(ctx, (await ctx.ports.inference.prepare_rollout()).lost)
         receipt = await ctx.ports.inference.publish(manifest)
     ctx.publishing = None
     if receipt is None:

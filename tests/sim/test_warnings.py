@@ -9,6 +9,8 @@ import pytest
 from backends.sim.grader import alternating
 from conductor.config import FilterConfig, RunConfig
 from protocols.grading import Grade, GradeFault, GradeRequest
+from protocols.inference import Readiness
+from protocols.messages import WorkerId
 from protocols.rollouts import RolloutLease
 from protocols.training import BatchLease, StepReport
 from tests.support.runs import run_config, run_scripted
@@ -79,3 +81,24 @@ async def test_older_weights_are_no_disagreement(tmp_path: Path) -> None:
     """What an older version made has other probabilities by right."""
     cfg = run_config(steps=6, max_age=2, run_dir=str(tmp_path))
     assert 0 < (await warnings(cfg, disagreeing(1.0))).count("engines.disagree") < 6
+
+
+async def test_an_engine_that_is_gone_is_told_of_once_and_once_more_when_it_is_back(tmp_path: Path) -> None:
+    """It was told at every publish: a run of ten thousand steps with one engine too few had ten thousand warnings."""
+    scripted, probes = scripted_workloads(100), 0
+    prepare = scripted.inference.prepare_rollout
+
+    async def prepare_rollout() -> Readiness:
+        nonlocal probes
+        probes += 1
+        readiness = await prepare()
+        return msgspec.structs.replace(
+            readiness, lost=frozenset({WorkerId("rollout/9")}) if 2 <= probes < 6 else frozenset()
+        )
+
+    scripted.inference.prepare_rollout = prepare_rollout  # type: ignore[method-assign]
+    warned = await warnings(run_config(steps=10, run_dir=str(tmp_path)), scripted)
+    assert probes > 8
+    assert warned.count("engines.lost") == 1
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [one["members"] for one in log if one["event"] == "engines.back"] == [["rollout/9"]]

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from protocols.errors import (
     Aborted,
@@ -56,6 +57,18 @@ async def test_an_engine_that_hangs_while_it_loads_holds_up_nobody() -> None:
         began = anyio.current_time()
         assert (await pool.port.publish(weights(2))).stale == {A}
         assert anyio.current_time() == began, "nobody waits for it a second time"
+
+
+async def test_an_engine_that_does_not_come_back_is_told_of_less_and_less() -> None:
+    """Each publish is a reason to try again, and each try was a warning."""
+    async with open_pool_over(A, B) as pool:
+        await pool.port.publish(weights(0))
+        pool.engines[A].faults["load_weights"] = Transient("no room")
+        with capture_logs() as logs:
+            for version in range(1, 21):
+                await pool.port.publish(weights(version))
+    told = [entry["failures"] for entry in logs if entry["event"] == "engine.not_renewed"]
+    assert told == [1, 2, 4, 8, 16]
 
 
 async def test_what_an_engine_works_on_that_hangs_while_it_loads_is_tried_elsewhere() -> None:
