@@ -53,7 +53,7 @@ class Held:
     Attributes:
         listing: What it is made of.
         parcels: In that order, references to objects, and parcels that are small.
-        sums: In that order, their checksums; None: whoever put it is asked, once somebody on another node reads it.
+        sums: In that order, their checksums; None: ``maker`` is asked, once somebody on another node reads it.
         maker: Ray's id of the actor that put it, or empty where that was none.
     """
 
@@ -170,15 +170,10 @@ class RayPayloads:
             self._last = {one.arrays: one.object for one in stored}
         return _held(message, stored, self._maker)
 
-    def _put_one(self, part: Part, before: "Mapping[str, tuple[Array, Piece]]") -> _Stored:
+    def _put_one(self, part: Part, before: Mapping[str, tuple[Array, Piece]]) -> _Stored:
         arrays, parcel = parcel_of(part)
-        moved = tuple(
-            array.name
-            for array, piece in zip(arrays, parcel, strict=True)
-            if (known := before.get(array.name)) is None
-            or known[0] != array
-            or not same_bytes(piece.view, known[1].view)
-        )
+        pairs = zip(arrays, parcel, strict=True)
+        moved = tuple(array.name for array, piece in pairs if not _as_before(array, piece, before))
         known = None if moved else self._last.get(arrays)
         stored = _object_of(parcel) if known is None else known
         return _Stored(arrays, size_of(parcel), stored, fresh=known is None, moved=moved)
@@ -195,6 +190,11 @@ class RayPayloads:
             for arrays, one in self._last.items()
             for array, piece in zip(arrays, there[one] if _is_object(one) else one, strict=True)
         }
+
+
+def _as_before(array: Array, piece: Piece, before: Mapping[str, tuple[Array, Piece]]) -> bool:
+    was, bytes_before = before.get(array.name, (None, piece))
+    return was == array and same_bytes(piece.view, bytes_before.view)
 
 
 def put_alone(value: Bulk) -> Held:
@@ -218,10 +218,11 @@ def _object_of(parcel: Parcel) -> Any:
 
 
 def _held(message: str | None, stored: Sequence[_Stored], maker: str = "") -> Held:
-    """Say what a payload is. Sums are left to ``maker``, but for what is small."""
+    """Say what a payload is. The sums of arrays are left to ``maker``: those of a group take less than a question."""
     objects = [one.object for one in stored]
     listing = Listing(message, _node(), tuple(one.arrays for one in stored), sum(one.size for one in stored))
-    return Held(listing, objects, tuple(None if maker and _is_object(one) else sums_of(one) for one in objects), maker)
+    later = maker and message is None
+    return Held(listing, objects, tuple(None if later and _is_object(one) else sums_of(one) for one in objects), maker)
 
 
 def _is_object(stored: Any) -> bool:
