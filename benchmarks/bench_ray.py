@@ -13,9 +13,10 @@ On a cluster of this machine, in turn and again and again, so that other load hi
   which comes after the first new rollout. Once: it takes a minute.
 
 Beside these the table has the demo on the three backends: samples per second, and the processor time that the
-controller's own process spends on a group (in process that is everything, so it is left out).
+controller's own process spends on a group (in process that is everything, so it is left out). And it has the demo with
+a larger model beside the same by hand: what is sent costs as much there, and there is more between.
 
-    python -m benchmarks.bench_ray [--rounds 3] [--only hop,publish,jobs,failover]
+    python -m benchmarks.bench_ray [--rounds 3] [--only hop,publish,jobs,larger,failover]
 """
 
 import argparse
@@ -67,6 +68,7 @@ DEMO = (
     "train.threads=1",
     "checkpoint.every=0",
 )
+LARGER = ("model.config={ n_embd = 256, n_layer = 4, n_head = 4, n_positions = 32, tie_word_embeddings = false }",)
 TRAINER = WorkerId("train/0")
 ENGINES = tuple(WorkerId(f"engine/{number}") for number in range(4))
 Rows = dict[str, list[float]]
@@ -229,17 +231,27 @@ async def _there(ref: Any) -> None:
     await anyio.to_thread.run_sync(partial(ray.wait, [ref], fetch_local=False))
 
 
-def measure_jobs(cluster: RayCluster, rounds: int, folder: Path) -> tuple[Rows, Rows]:
-    """Return samples per second and controller seconds for a group, of each kind and round."""
+def measure_jobs(
+    cluster: RayCluster, rounds: int, folder: Path, *overrides: str, beside: tuple[str, ...] = ()
+) -> tuple[Rows, Rows]:
+    """Return samples per second and controller seconds for a group, of each kind and round.
+
+    Args:
+        cluster: Where it runs.
+        rounds: How often.
+        folder: Of the runs.
+        overrides: Of the job.
+        beside: Other backends that run it at ``max_age`` 1.
+    """
     rates: Rows = {}
     spent: Rows = {}
-    on_ray = ("backend.kind=ray", f"backend.address={cluster.address}")
+    on_ray = ("backend.kind=ray", f"backend.address={cluster.address}", *overrides)
     for number in range(rounds):
         for max_age in (0, 1):
             cfg = job(folder / f"ray-{max_age}-{number}", max_age, *on_ray)
             jobs = {"ray": cfg}
-            for kind in ("inproc", "processes") if max_age else ():
-                jobs[kind] = job(folder / f"{kind}-{number}", max_age, f"backend.kind={kind}")
+            for kind in beside if max_age else ():
+                jobs[kind] = job(folder / f"{kind}-{number}", max_age, f"backend.kind={kind}", *overrides)
             for kind, one in jobs.items():
                 rate, group_s = anyio.run(conducted, one)
                 rates.setdefault(f"{kind} {max_age}", []).append(rate)
@@ -285,11 +297,20 @@ def _publish(cluster: RayCluster, rounds: int, folder: Path) -> Found:
 
 
 def _jobs(cluster: RayCluster, rounds: int, folder: Path) -> Found:
-    rates, spent = measure_jobs(cluster, rounds, folder)
+    rates, spent = measure_jobs(cluster, rounds, folder, beside=("inproc", "processes"))
     found, group_s = _medians(rates), _medians(spent)
     costs = {kind: f"{cost * 1e3:.2f} ms a group" for kind, cost in group_s.items() if "inproc" not in kind}
     rows = [(f"the demo, {kind}", f"{rate:.0f} samples/s", costs.get(kind, "")) for kind, rate in found.items()]
     return rows, {f"vs_ray_actors_{age}": found[f"ray {age}"] / found[f"by hand {age}"] for age in (0, 1)}
+
+
+def _larger(cluster: RayCluster, rounds: int, folder: Path) -> Found:
+    rates, _ = measure_jobs(cluster, rounds, folder / "larger", *LARGER)
+    found = _medians(rates)
+    ratios = {f"ray {age}": f"{found[f'ray {age}'] / found[f'by hand {age}']:.3f} of it" for age in (0, 1)}
+    return [
+        (f"a larger model, {kind}", f"{rate:.0f} samples/s", ratios.get(kind, "")) for kind, rate in found.items()
+    ], {}
 
 
 def _failover(cluster: RayCluster, rounds: int, folder: Path) -> Found:
@@ -299,7 +320,7 @@ def _failover(cluster: RayCluster, rounds: int, folder: Path) -> Found:
     return [row], {"failover_s": outcome.still_s}
 
 
-PARTS = {"hop": _hop, "publish": _publish, "jobs": _jobs, "failover": _failover}
+PARTS = {"hop": _hop, "publish": _publish, "jobs": _jobs, "larger": _larger, "failover": _failover}
 
 
 def main(rounds: int, only: set[str]) -> None:
