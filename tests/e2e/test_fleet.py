@@ -202,7 +202,8 @@ async def test_a_killed_worker_is_replaced_and_nobody_else_is(tmp_path: Path) ->
 
 async def test_a_run_whose_whole_trainer_is_killed_goes_back_to_its_last_checkpoint(tmp_path: Path) -> None:
     """Issue E: the loss of all ranks is survived by a restart from the last checkpoint with the books balanced."""
-    cfg = load_config(JOB, overrides=[*SMALL, *FLEET, "steps=12", "checkpoint.every=3"], run_dir=str(tmp_path / "run"))
+    own = ["engines=1", "steps=12", "checkpoint.every=3"]
+    cfg = load_config(JOB, overrides=[*SMALL, *FLEET, *own], run_dir=str(tmp_path / "run"))
     async with open_fleet() as (backend, fleet):
         steps = Steps()
 
@@ -230,7 +231,8 @@ async def test_a_run_whose_whole_trainer_is_killed_goes_back_to_its_last_checkpo
 
 async def test_an_engine_that_gets_notice_finishes_its_groups_and_is_replaced(tmp_path: Path) -> None:
     """Issue E: a preemption notice drains first: nothing is generated twice, and nobody else is another process."""
-    cfg = load_config(JOB, overrides=[*SMALL, *FLEET, "steps=1000000"], run_dir=str(tmp_path / "run"))
+    own = ["fleet.roles.policy.instances=1", "steps=1000000"]
+    cfg = load_config(JOB, overrides=[*SMALL, *FLEET, *own], run_dir=str(tmp_path / "run"))
     async with open_fleet() as (backend, fleet):
         steps = Steps()
 

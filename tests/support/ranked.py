@@ -1,11 +1,13 @@
 """Learners that train together, each in a process of its own: a process has one place among ranks at a time."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from multiprocessing import get_context
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -20,7 +22,8 @@ from protocols.sections import Section
 from protocols.training import JoinRequest
 from tests.support.batches import GPT2, Drawn, Group, make_batch, site
 
-T = TypeVar("T")
+OnAllRanks = Callable[..., list[Any]]
+"""Calls a function with a ``Ranks``, a rank, the address to meet at, and arguments, on each; returns by rank."""
 
 WORLD = 2
 GROUPS = [
@@ -51,22 +54,23 @@ def train(options: dict[str, Any], *, steps: int, model: Section = GPT2) -> Trai
     return go_on(make_learner(options, Ranks(0.0), model=model), steps)
 
 
-def train_together(jobs: dict[str, dict[str, Any]], *, steps: int, model: Section = GPT2) -> list[dict[str, Trained]]:
-    """Train every job on all ranks; returns by rank what each came to."""
-    return on_all_ranks(_train_all, jobs, steps, model)
-
-
-def train_and_hand_over(options: dict[str, Any]) -> list[Trained]:
-    """Two steps of rank 0 alone, a meeting with a rank 1 that has made none, one step together; by rank."""
-    return on_all_ranks(_one_comes_late, options)
-
-
-def on_all_ranks(function: Callable[..., T], *args: Any) -> list[T]:
-    """Call a function with rank, address to meet at, and arguments, in a process each; returns what they return."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_WAIT_S))
+@contextmanager
+def open_ranks() -> Generator[OnAllRanks]:
+    """Start a process for each rank, which loads torch once, whatever is called there."""
     with ProcessPoolExecutor(WORLD, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        asked = [pool.submit(function, rank, f"127.0.0.1:{store.port}", *args) for rank in range(WORLD)]
-        return [each.result(timeout=2 * _WAIT_S) for each in asked]
+        yield partial(_on_all, pool)
+
+
+def train_together(
+    jobs: dict[str, dict[str, Any]], *, steps: int, on_all: OnAllRanks, model: Section = GPT2
+) -> list[dict[str, Trained]]:
+    """Train every job on all ranks; returns by rank what each came to."""
+    return on_all(_train_all, jobs, steps, model)
+
+
+def train_and_hand_over(options: dict[str, Any], on_all: OnAllRanks) -> list[Trained]:
+    """Two steps of rank 0 alone, a meeting with a rank 1 that has made none, one step together; by rank."""
+    return on_all(_one_comes_late, options)
 
 
 def meet(learners: list[Learner], rank: int, address: str, generation: int = 1) -> None:
@@ -91,11 +95,6 @@ def make_learner(
     place = msgspec.structs.replace(site(model), seed=seed, steps=10, max_tokens=8)
     cfg = Config(**{"lr": 1e-2, "eps": 1e-3, **options})  # a smaller eps makes a step of noise where gradients are 0
     return Learner(load_models(place, cfg), cfg, site=place, interrupt=interrupt, layout=layout_of(cfg, ranks))
-
-
-def new_ranks() -> Ranks:
-    """Return one's place among ranks, before any meeting."""
-    return Ranks(_WAIT_S)
 
 
 def go_on(learner: Learner, steps: int) -> Trained:
@@ -125,17 +124,30 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def _on_all(pool: ProcessPoolExecutor, function: Callable[..., Any], *args: Any) -> list[Any]:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_WAIT_S))
+    asked = [pool.submit(_as_rank, function, rank, f"127.0.0.1:{store.port}", *args) for rank in range(WORLD)]
+    return [each.result(timeout=2 * _WAIT_S) for each in asked]
+
+
+def _as_rank(function: Callable[..., Any], rank: int, address: str, *args: Any) -> Any:
+    ranks = Ranks(_WAIT_S)
+    try:
+        return function(ranks, rank, address, *args)
+    finally:
+        ranks.leave()
+
+
 def _train_all(
-    rank: int, address: str, jobs: dict[str, dict[str, Any]], steps: int, model: Section
+    ranks: Ranks, rank: int, address: str, jobs: dict[str, dict[str, Any]], steps: int, model: Section
 ) -> dict[str, Trained]:
-    ranks = new_ranks()
     learners = {name: make_learner(options, ranks, model=model) for name, options in jobs.items()}
     meet(list(learners.values()), rank, address)
     return {name: go_on(learner, steps) for name, learner in learners.items()}
 
 
-def _one_comes_late(rank: int, address: str, options: dict[str, Any]) -> Trained:
-    learner = make_learner(options, new_ranks(), seed=3 + rank)  # other parameters than rank 0's
+def _one_comes_late(ranks: Ranks, rank: int, address: str, options: dict[str, Any]) -> Trained:
+    learner = make_learner(options, ranks, seed=3 + rank)  # other parameters than rank 0's
     if rank == 0:
         go_on(learner, 2)
     meet([learner], rank, address)

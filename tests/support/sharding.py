@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from backends.trainers.torch import checkpoint
 from backends.trainers.torch.options import CriticConfig
+from backends.trainers.torch.ranks import Ranks
 from protocols.errors import PeersLost, PortFailed
-from tests.support.ranked import Trained, go_on, make_learner, meet, new_ranks, step
+from tests.support.ranked import Trained, go_on, make_learner, meet, step
 
 WHOLE: dict[str, Any] = {"algorithm": "ppo", "critic": CriticConfig(lr=1e-2), "micro_batch_tokens": 1}
 PARTS = {**WHOLE, "sharding": "full_shard"}
@@ -34,15 +35,15 @@ class Lived(NamedTuple):
     met_again: Trained
 
 
-def live(rank: int, address: str, folder: Path) -> Lived:
+def live(ranks: Ranks, rank: int, address: str, folder: Path) -> Lived:
     """Save and load shards, then lose one another in the middle of a pass and meet again.
 
     Args:
+        ranks: This process's place among them, before any meeting.
         rank: This one's.
         address: Where to meet.
         folder: ``one`` in it is a checkpoint of one process, after ``BEFORE`` steps; ``shards`` will be.
     """
-    ranks = new_ranks()
     cut = _Cut()
     writer, resumed, from_one = (make_learner(PARTS, ranks) for _ in range(3))
     copied, loser = make_learner(WHOLE, ranks), make_learner(PARTS, ranks, interrupt=cut)

@@ -1,5 +1,6 @@
 """Several ranks compute what one process computes, whole or in parts; one that comes late takes over from others."""
 
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -8,9 +9,9 @@ from backends.trainers.torch.options import CriticConfig, KlConfig
 from backends.trainers.torch.recipes import RECIPES
 from protocols.sections import Section
 from tests.support.batches import LLAMA
-from tests.support.ranked import Trained, train, train_and_hand_over, train_together
+from tests.support.ranked import OnAllRanks, Trained, open_ranks, train, train_and_hand_over, train_together
 
-pytestmark = pytest.mark.timeout(400)  # processes of their own that load torch
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # processes of their own that load torch
 
 STEPS = 3
 JOBS: dict[str, dict[str, Any]] = {
@@ -25,9 +26,15 @@ ADAPTERS = Section(kind="scratch", options={**LLAMA.options, "lora": {"rank": 2,
 
 
 @pytest.fixture(scope="module")
-def together() -> list[dict[str, Trained]]:
+def on_all() -> Generator[OnAllRanks]:
+    with open_ranks() as call:
+        yield call
+
+
+@pytest.fixture(scope="module")
+def together(on_all: OnAllRanks) -> list[dict[str, Trained]]:
     jobs = {f"{sharding} {name}": {**job, "sharding": sharding} for name, job in JOBS.items() for sharding in SHARDINGS}
-    return train_together(jobs, steps=STEPS)
+    return train_together(jobs, steps=STEPS, on_all=on_all)
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
@@ -42,17 +49,17 @@ def test_ranks_compute_what_one_process_computes(name: str, sharding: str, toget
 
 
 @pytest.mark.parametrize("model", [LLAMA, ADAPTERS], ids=["tied weights", "adapters"])
-def test_shards_of_other_models_compute_the_same(model: Section) -> None:
+def test_shards_of_other_models_compute_the_same(model: Section, on_all: OnAllRanks) -> None:
     """A frozen model is split as well as the adapters that are trained beside it."""
     job = {"algorithm": "ppo", "kl": KlConfig(coef=0.1), "critic": CriticConfig(lr=1e-2)}
-    first, second = train_together({"": {**job, "sharding": "full_shard"}}, steps=STEPS, model=model)
+    first, second = train_together({"": {**job, "sharding": "full_shard"}}, steps=STEPS, model=model, on_all=on_all)
     _same(first[""], second[""], train(job, steps=STEPS, model=model))
 
 
-def test_a_rank_that_comes_late_takes_over_what_the_others_are() -> None:
+def test_a_rank_that_comes_late_takes_over_what_the_others_are(on_all: OnAllRanks) -> None:
     """A lost rank is replaced without a checkpoint: parameters, optimizer, version, critic."""
     options: dict[str, Any] = {"algorithm": "ppo", "critic": CriticConfig(lr=1e-2)}
-    first, second = train_and_hand_over(options)
+    first, second = train_and_hand_over(options, on_all)
     alone = train(options, steps=3)
     assert first.metrics == second.metrics
     assert first.values == second.values

@@ -7,7 +7,7 @@ import pytest
 from backends.trainers.torch import checkpoint
 from backends.trainers.torch.ranks import Ranks
 from benchmarks.bench_sharding import LAYERS, measure
-from tests.support.ranked import Trained, go_on, make_learner, on_all_ranks, train
+from tests.support.ranked import Trained, go_on, make_learner, open_ranks, train
 from tests.support.sharding import BEFORE, WHOLE, Lived, live
 
 pytestmark = pytest.mark.timeout(400)  # processes of their own that load torch
@@ -24,7 +24,8 @@ def lives(folder: Path) -> list[Lived]:
     go_on(one, BEFORE)
     (folder / "one").mkdir()
     checkpoint.write(checkpoint.state_of(one), folder / "one")
-    return on_all_ranks(live, folder)
+    with open_ranks() as on_all:
+        return on_all(live, folder)
 
 
 @pytest.fixture(scope="module")
