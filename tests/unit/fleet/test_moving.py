@@ -136,6 +136,14 @@ async def test_the_domain_is_set_aside_after_some_losses_of_any_of_its_workers()
         assert await lost(mover, group, [A], "worker") == (), "the new place is a good one"
 
 
+async def test_a_place_may_be_set_aside_before_anybody_was_lost_there() -> None:
+    """A node that fails a check has lost nobody yet."""
+    async with opened() as (world, mover, group):
+        mover.set_aside([A])
+        assert await mover.move(group, [B], JOURNAL) == (f"{B} is moved from a to b",), "it was on the same node"
+        assert (world.held[A], world.held[B]) == ("a", "b")
+
+
 @pytest.mark.parametrize(
     "refusal", [Transient("others hold it"), Infeasible(what="CPUs", asked=2, available=1)], ids=["now", "for good"]
 )
