@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 from conductor.config import RunConfig
 from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
-from conductor.core.evaluation import Evaluation
+from conductor.core.evaluation import Evaluation, due
 from conductor.core.leases import LeaseTable
 from conductor.core.patience import Patience
 from conductor.core.planning.wishes import POLICY
@@ -155,6 +155,10 @@ class RunContext:
     def reserved(self) -> InferenceControllerPort | None:
         """Engines that only evaluate; None: there are none."""
         return None if self.ports.evaluation is None else self.ports.evaluation.inference
+
+    def evaluation_due(self, version: WeightVersion) -> bool:
+        """Return whether ``version`` is to be evaluated as soon as the engines serve it."""
+        return due(self.cfg.evaluate_every, first=self.first_version, evaluated=self.evaluated, version=version)
 
     def patience(self, what: str) -> Patience:
         """Return the budget of a cause that may fail."""

@@ -1,4 +1,4 @@
-"""What is left of a worker that a role was shrunk by: no process, and nothing that the next of its number would meet."""
+"""What is left of a worker that a role was shrunk by: no process, and nothing that its successor would meet."""
 
 import anyio
 
