@@ -26,6 +26,7 @@ from conductor.fleet.rewinding import Rewinding
 from conductor.observe.lag import LagMonitor
 from conductor.observe.metrics import StepWindow
 from conductor.observe.observer import Observer
+from conductor.past import HISTORY
 from conductor.ports import Ports
 from protocols.aio import Doorbell, owned
 from protocols.fleet import Restarts
@@ -39,9 +40,6 @@ Streams = TypeVarTuple("Streams")
 
 INITIAL = WeightVersion(0)
 
-HISTORY = 10_000
-"""Steps kept in memory; all of them go to the trackers."""
-
 
 @dataclass(kw_only=True)
 class RunContext:
@@ -51,7 +49,6 @@ class RunContext:
         waits: The calls of the ports that are open.
         phase: What the run does, for people.
         changed: Rings after every transition, every publish and every change of the stages' own state.
-        resume: Whether the run goes on where its record ends.
         rewinding: Decides whether it goes back to a checkpoint when all that was trained is lost.
         origin: The first event of the record.
         recorded: Events in the record.
@@ -101,7 +98,6 @@ class RunContext:
     changed: Doorbell = field(default_factory=Doorbell)
     window: StepWindow = field(default_factory=StepWindow)
     lag: LagMonitor = field(default_factory=LagMonitor)
-    resume: bool = False
     rewinding: Rewinding = field(default_factory=lambda: Rewinding(POLICY, Restarts()))
     origin: RunStarted | None = None
     recorded: int = 0

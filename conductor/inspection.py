@@ -7,8 +7,8 @@ import msgspec
 
 from conductor.config import RunConfig
 from conductor.core.lease import State
+from conductor.past import rebuild, steps_of
 from conductor.result import SampleAccounts
-from conductor.resuming import rebuild, steps_of
 from conductor.validation import site_of
 from protocols.adapters import resolve
 from protocols.errors import CorruptLedger, UserError

@@ -83,7 +83,7 @@ async def run(
                 log=log,
             ) as ports:
                 ctx = make_context(cfg, ports, waits, log=log, observer=watcher, failures=failures)
-                ctx.resume, ctx.rewinding = resume, rewinding
+                ctx.rewinding = rewinding
                 with desk.attend(ctx), failures.watch("the run"):
                     return await conduct(ctx)
         except BaseExceptionGroup as group:

@@ -8,7 +8,7 @@ from conductor.config import RunConfig
 from conductor.core.evaluation import due
 from conductor.core.registry import CheckpointRegistry
 from conductor.keeping import keeping_of
-from conductor.resuming import rebuild
+from conductor.past import rebuild
 from protocols.ledger import Record
 from protocols.messages import Message, WeightVersion
 

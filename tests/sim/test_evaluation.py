@@ -19,8 +19,8 @@ from backends.sim.virtual_time import run_virtual
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, Deadlines, EvaluationConfig, RunConfig
 from conductor.core.evaluation import Evaluation, due, evaluation_seed
+from conductor.past import evaluations_of, rebuild
 from conductor.result import RunResult
-from conductor.resuming import evaluations_of, rebuild
 from protocols.errors import BadPrompt, ConductorError, ConfigError, EngineBusy, InvariantError, PortFailed, UserError
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.inference import AbortReport, Sampling, WeightsManifest

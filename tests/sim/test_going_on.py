@@ -15,8 +15,8 @@ from conductor import checkpoints
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, EvaluationConfig, RunConfig
 from conductor.jobfile import JOB_FILE
+from conductor.past import evaluations_of, steps_of
 from conductor.result import RunResult
-from conductor.resuming import evaluations_of, steps_of
 from protocols.errors import ConductorError, EngineBusy, UserError
 from protocols.ledger import Admitted, Evaluated, Incident, Resumed, Stepped
 from protocols.messages import WeightVersion, WorkerId

@@ -15,9 +15,9 @@ from backends.sim.world import open_world
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, FleetConfig, RoleConfig, RunConfig
 from conductor.core.leases import LeaseTable
+from conductor.past import rebuild
 from conductor.ports import Workloads
 from conductor.result import RunResult
-from conductor.resuming import rebuild
 from conductor.validation import site_of
 from protocols.errors import BudgetExhausted, PortFailed
 from protocols.faults import parse_plan

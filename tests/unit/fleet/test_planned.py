@@ -8,7 +8,7 @@ import pytest
 from conductor.config import RoleConfig
 from conductor.core.planning.plan import plan
 from conductor.fleet.planned import PLAN_FILE, planned, read_plan, write_plan
-from conductor.resuming import aside_of
+from conductor.past import aside_of
 from protocols.errors import ConfigError
 from protocols.fleet import Plan
 from protocols.ledger import Incident, Resumed, Stepped
