@@ -3,6 +3,8 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from weakref import ref
 
 import anyio
 import msgspec
@@ -13,12 +15,13 @@ from backends.ledgers.memory import MemoryLedger
 from backends.sim.prompts import ScriptedPrompts
 from conductor import checkpoints
 from conductor.conductor import Conductor
-from conductor.config import CheckpointConfig, EvaluationConfig, RunConfig
+from conductor.config import CheckpointConfig, EvaluationConfig, FleetConfig, RoleConfig, RunConfig
 from conductor.jobfile import JOB_FILE
 from conductor.past import evaluations_of, steps_of
 from conductor.result import RunResult
-from protocols.errors import ConductorError, EngineBusy, UserError
-from protocols.ledger import Admitted, Evaluated, Incident, Resumed, Stepped
+from protocols.backend import LauncherPort, WorkloadSpec
+from protocols.errors import ConductorError, ConfigError, EngineBusy, UserError
+from protocols.ledger import Admitted, Evaluated, Incident, LedgerEvent, Resumed, Stepped
 from protocols.messages import WeightVersion, WorkerId
 from protocols.prompts import SourceState
 from protocols.rollouts import RolloutLease
@@ -51,6 +54,41 @@ class ForgetfulTracker:
         self.rewound.append(step)
         self.held = [held for held in self.held if held < step]
         return step - 1
+
+
+class Reading(list[LedgerEvent]):
+    """What a ledger gave to a reader; a weak reference can point to it, as it cannot to a tuple."""
+
+
+class WatchedLedger(MemoryLedger):
+    """Knows how often it was read, and at each append how many of the readings somebody still holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readings: list[ref[Reading]] = []
+        self.held: list[int] = []
+
+    async def replay(self) -> Any:
+        reading = Reading(await super().replay())
+        self.readings.append(ref(reading))
+        return reading
+
+    async def append(self, events: tuple[LedgerEvent, ...]) -> None:
+        self.held.append(sum(reading() is not None for reading in self.readings))
+        await super().append(events)
+
+
+class Grounded:
+    """A launcher that launches nobody."""
+
+    def __init__(self, launcher: LauncherPort) -> None:
+        self._launcher = launcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._launcher, name)
+
+    async def launch(self, spec: WorkloadSpec) -> None:
+        raise AssertionError(f"{spec.worker_id} was launched")
 
 
 class Folder:
@@ -99,6 +137,29 @@ async def test_each_step_is_in_the_trackers_once(folder: Folder) -> None:
     await folder.live()
     assert folder.tracker.rewound == [2]
     assert folder.tracker.held == [1, 2, 3, 4]
+
+
+async def test_the_record_is_read_once_and_let_go_before_the_run_goes_on(folder: Folder) -> None:
+    """It was read by who looked for quarantined nodes, then by who rebuilt the table: seconds, and a gigabyte."""
+    folder.ledger = watched = WatchedLedger()
+    await folder.be_stopped()
+    watched.readings.clear()
+    watched.held.clear()
+    await folder.live()
+    assert len(watched.readings) == 1
+    assert set(watched.held) == {0}
+
+
+async def test_a_changed_job_is_refused_before_anything_is_launched(folder: Folder) -> None:
+    """Engines that load a model for minutes were launched for a run that could not go on."""
+    await folder.be_stopped()
+    fleet = FleetConfig(roles={"judge": RoleConfig(command=("true",))})
+    cfg = msgspec.structs.replace(folder.cfg(), batch_groups=3, fleet=fleet)
+    workloads = workloads_of(scripted_workloads(100), folder.ledger)
+    async with open_backend_over(scripted_workloads(100)) as backend:
+        grounded = replace(backend, launcher=Grounded(backend.launcher))
+        with pytest.raises(ConfigError, match="batch_groups"):
+            await Conductor.run(cfg, backend=grounded, workloads=workloads, resume=True)
 
 
 async def test_what_was_lost_in_an_earlier_life_is_told_after_the_record_is_summed_up(folder: Folder) -> None:
