@@ -30,8 +30,9 @@ from conductor.past import HISTORY
 from conductor.ports import Ports
 from protocols.aio import Doorbell, owned
 from protocols.fleet import Restarts
+from protocols.incidents import Incident, Scaled
 from protocols.inference import InferenceControllerPort
-from protocols.ledger import Evaluated, Incident, LedgerEvent, RunStarted, Scaled, Stepped
+from protocols.ledger import Evaluated, LedgerEvent, RunStarted, Stepped
 from protocols.messages import LeaseId, WeightVersion
 from protocols.prompts import Prompt
 

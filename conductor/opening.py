@@ -35,8 +35,8 @@ from protocols.adapters import Host, load_object, resolve
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Problem, WorkerLost
 from protocols.fleet import Plan, Vertex
+from protocols.incidents import Incident, Scaled
 from protocols.inference import EnginePort, InferenceControllerPort
-from protocols.ledger import Incident, Scaled
 from protocols.messages import WeightVersion, WorkerId
 from protocols.sections import Section, Site
 from protocols.training import RankPort, TrainerPort

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from conductor.core.leases import LeaseTable
 from conductor.disk import on_disk
 from protocols.errors import CorruptLedger, InvariantError
-from protocols.ledger import Evaluated, Incident, LedgerEvent, LedgerPort, Resumed, RunStarted, Scaled, Stepped
+from protocols.incidents import Incident, Scaled
+from protocols.ledger import Evaluated, LedgerEvent, LedgerPort, Resumed, RunStarted, Stepped
 
 HISTORY = 10_000
 """Steps kept in memory, evaluations and incidents; all of them go to the record."""

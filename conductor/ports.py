@@ -9,8 +9,9 @@ from conductor.fleet.scaling import Scaler
 from conductor.past import Past
 from protocols.backend import Backend
 from protocols.grading import GraderPort
+from protocols.incidents import Incident, Scaled
 from protocols.inference import InferenceControllerPort
-from protocols.ledger import Incident, LedgerPort, Scaled
+from protocols.ledger import LedgerPort
 from protocols.prompts import PromptSourcePort
 from protocols.rollouts import RolloutExecutorPort
 from protocols.tracking import TrackerPort

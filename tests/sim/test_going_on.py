@@ -21,7 +21,8 @@ from conductor.past import evaluations_of, steps_of
 from conductor.result import RunResult
 from protocols.backend import LauncherPort, WorkloadSpec
 from protocols.errors import ConductorError, ConfigError, EngineBusy, UserError
-from protocols.ledger import Admitted, Evaluated, Incident, LedgerEvent, Resumed, Stepped
+from protocols.incidents import Incident
+from protocols.ledger import Admitted, Evaluated, LedgerEvent, Resumed, Stepped
 from protocols.messages import WeightVersion, WorkerId
 from protocols.prompts import SourceState
 from protocols.rollouts import RolloutLease

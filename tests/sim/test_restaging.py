@@ -18,8 +18,8 @@ from conductor.result import RunResult
 from conductor.runtime import conduct, make_context
 from protocols.aio import Doorbell, clock, open_tasks
 from protocols.errors import WorkerLost
+from protocols.incidents import Incident
 from protocols.inference import PublishReceipt, WeightsManifest
-from protocols.ledger import Incident
 from protocols.messages import WeightVersion, WorkerId
 from tests.support.runs import open_backend_over, run_config, workloads_of
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads

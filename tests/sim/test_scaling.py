@@ -29,7 +29,8 @@ from protocols.aio import clock, open_tasks
 from protocols.backend import WorkloadSpec
 from protocols.errors import Transient, UserError
 from protocols.faults import parse_plan
-from protocols.ledger import LedgerEvent, Record, Scaled
+from protocols.incidents import Scaled
+from protocols.ledger import LedgerEvent, Record
 from tests.support.runs import run_config
 
 Acts = Callable[[RunContext], Coroutine[Any, Any, None]]

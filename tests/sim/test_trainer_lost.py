@@ -22,8 +22,9 @@ from conductor.validation import site_of
 from protocols.errors import BudgetExhausted, PortFailed
 from protocols.faults import parse_plan
 from protocols.fleet import Restarts
+from protocols.incidents import Incident
 from protocols.inference import Sampling
-from protocols.ledger import Incident, LedgerEvent, Resumed
+from protocols.ledger import LedgerEvent, Resumed
 from protocols.sections import Section
 from tests.support.runs import run_config
 

@@ -16,7 +16,7 @@ from conductor.fleet.journal import Journal
 from protocols.backend import LauncherPort, Resources, WorkerState, WorkloadSpec
 from protocols.errors import BudgetExhausted, ConductorError, InvariantError, StateLost, Transient, WorkerLost
 from protocols.fleet import Cause, PlannedRole, Restarts
-from protocols.ledger import Incident
+from protocols.incidents import Incident
 from protocols.messages import WeightVersion, WorkerId
 from protocols.pauses import pause_s
 from protocols.sections import Site

@@ -18,7 +18,7 @@ from conductor.fleet.reservation import open_reservations
 from protocols.backend import Inventory, LauncherPort, ReserveRequest, WorkerState, WorkloadSpec
 from protocols.errors import Infeasible, Transient
 from protocols.fleet import Cause, Plan
-from protocols.ledger import Incident, Scaled
+from protocols.incidents import Incident, Scaled
 from protocols.messages import WeightVersion, WorkerId
 from protocols.sections import Site
 from tests.unit.planning.fleets import fleet_of, job, node
