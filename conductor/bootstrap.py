@@ -122,7 +122,7 @@ class _Beside:
 
 async def _open_record(opener: Opener, workloads: Workloads) -> _Record:
     ledger = opener.bound(LedgerPort, workloads.ledger or await opener.beside("ledger", opener.cfg.ledger_section))
-    return _Record(ledger=ledger, past=await read_past(ledger, opener.cfg.deadlines.start))
+    return _Record(ledger=ledger, past=await read_past(ledger))
 
 
 async def _open_beside(opener: Opener, workloads: Workloads, resumed: _Record | None) -> _Beside:

@@ -1,11 +1,10 @@
-"""What a run that goes on has behind it. Its record is read once, and let go when this is taken from it."""
+"""What a run that goes on has behind it. Its record is read once, a page at a time, and let go as it is read."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conductor.core.leases import LeaseTable
-from conductor.disk import on_disk
 from protocols.errors import CorruptLedger, InvariantError
 from protocols.incidents import Incident, Scaled
 from protocols.ledger import Evaluated, LedgerEvent, LedgerPort, Resumed, RunStarted, Stepped
@@ -39,35 +38,24 @@ class Past:
     aside: dict[str, float]
 
 
-async def read_past(ledger: LedgerPort, seconds: float) -> Past | None:
-    """Read a record; None where there is none.
-
-    Args:
-        ledger: Holds it.
-        seconds: How long it may take to rebuild the table, in a thread: a million events take some seconds.
+async def read_past(ledger: LedgerPort) -> Past | None:
+    """Read a record, page by page, and hold no page longer than until the next; None where there is no record.
 
     Raises:
-        CorruptLedger: It is damaged, or it contradicts itself.
-        DeadlineExceeded: It took longer.
+        CorruptLedger: It is damaged, does not begin with the start of a run, or contradicts itself.
     """
-    events = await ledger.replay()
-    return await on_disk("rebuilding the table", seconds, lambda: past_of(events)) if events else None
-
-
-def past_of(events: Sequence[LedgerEvent]) -> Past:
-    """Return what a record, at least one event, comes to.
-
-    Raises:
-        CorruptLedger: It does not begin with the start of a run, or it contradicts itself.
-    """
-    origin = events[0]
-    if not isinstance(origin, RunStarted):
-        raise CorruptLedger(f"the record begins with {type(origin).__name__}, not with the start of a run")
-    told = [event for event in events if type(event) in _TOLD]
+    origin, table, events, told = None, LeaseTable(), 0, list[LedgerEvent]()
+    while page := await ledger.replay(events):
+        origin = origin or _origin(page[0])
+        _follow(table, page, events)
+        told += [event for event in page if type(event) in _TOLD]
+        events += len(page)
+    if origin is None:
+        return None
     return Past(
         origin=origin,
-        events=len(events),
-        table=rebuild(events),
+        events=events,
+        table=table,
         steps=deque(steps_of(told), HISTORY),
         evaluations=deque(evaluations_of(told), HISTORY),
         incidents=deque((event for event in told if isinstance(event, Incident | Scaled)), HISTORY),
@@ -82,12 +70,23 @@ def rebuild(events: Sequence[LedgerEvent]) -> LeaseTable:
         CorruptLedger: An event cannot follow those before it; it is named by number.
     """
     table = LeaseTable()
-    for number, event in enumerate(events):
+    _follow(table, events, 0)
+    return table
+
+
+def _origin(event: LedgerEvent) -> RunStarted:
+    if not isinstance(event, RunStarted):
+        raise CorruptLedger(f"the record begins with {type(event).__name__}, not with the start of a run")
+    return event
+
+
+def _follow(table: LeaseTable, events: Sequence[LedgerEvent], first: int) -> None:
+    """Make the transitions of events, of which the first has the number ``first``."""
+    for number, event in enumerate(events, first):
         try:
             table.apply(event)
         except InvariantError as exc:
             raise CorruptLedger(f"event {number} of the record ({type(event).__name__}): {exc}") from exc
-    return table
 
 
 def steps_of(events: Sequence[LedgerEvent]) -> list[Stepped]:

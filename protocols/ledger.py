@@ -343,8 +343,10 @@ class LedgerPort(Protocol):
         """
         ...
 
-    async def replay(self) -> tuple[LedgerEvent, ...]:
-        """Return all events in order.
+    async def replay(self, after: int) -> tuple[LedgerEvent, ...]:
+        """Return events in order, from behind the first ``after`` on: a page of them, and none where there are no more.
+
+        Whoever goes on until there are none has read them all, and need not hold them all.
 
         Raises:
             CorruptLedger: An event is not what was written; the message names it by number.

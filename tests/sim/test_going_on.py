@@ -57,26 +57,32 @@ class ForgetfulTracker:
         return step - 1
 
 
-class Reading(list[LedgerEvent]):
+class Page(list[LedgerEvent]):
     """What a ledger gave to a reader; a weak reference can point to it, as it cannot to a tuple."""
 
 
-class WatchedLedger(MemoryLedger):
-    """Knows how often it was read, and at each append how many of the readings somebody still holds."""
+class PagingLedger(MemoryLedger):
+    """Gives a few events at a time; knows where it was read from, and how many pages somebody still held meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.readings: list[ref[Reading]] = []
+        self.read_from: list[int] = []
         self.held: list[int] = []
+        self._pages: list[ref[Page]] = []
 
-    async def replay(self) -> Any:
-        reading = Reading(await super().replay())
-        self.readings.append(ref(reading))
-        return reading
+    async def replay(self, after: int = 0) -> Any:
+        self._look()
+        self.read_from.append(after)
+        page = Page((await super().replay(after))[:5])
+        self._pages.append(ref(page))
+        return page
 
     async def append(self, events: tuple[LedgerEvent, ...]) -> None:
-        self.held.append(sum(reading() is not None for reading in self.readings))
+        self._look()
         await super().append(events)
+
+    def _look(self) -> None:
+        self.held.append(sum(page() is not None for page in self._pages))
 
 
 class Grounded:
@@ -142,13 +148,15 @@ async def test_each_step_is_in_the_trackers_once(folder: Folder) -> None:
 
 async def test_the_record_is_read_once_and_let_go_before_the_run_goes_on(folder: Folder) -> None:
     """It was read by who looked for quarantined nodes, then by who rebuilt the table: seconds, and a gigabyte."""
-    folder.ledger = watched = WatchedLedger()
+    folder.ledger = ledger = PagingLedger()
     await folder.be_stopped()
-    watched.readings.clear()
-    watched.held.clear()
+    ledger.read_from.clear()
+    ledger.held.clear()
+    events = len(ledger._events)
     await folder.live()
-    assert len(watched.readings) == 1
-    assert set(watched.held) == {0}
+    assert ledger.read_from == [*range(0, events, 5), events], "one page behind the other, and once"
+    assert max(ledger.held) == 1
+    assert ledger.held[-1] == 0
 
 
 async def test_a_changed_job_is_refused_before_anything_is_launched(folder: Folder) -> None:
