@@ -140,9 +140,9 @@ class _MortalLedger:
         if last:
             self._meet("after")
 
-    async def replay(self) -> tuple[LedgerEvent, ...]:
-        """Return the events, and remember how far the life before this one had come."""
-        events = await self._inner.replay()
+    async def replay(self, after: int) -> tuple[LedgerEvent, ...]:
+        """Return events, and remember how far the life before this one had come."""
+        events = await self._inner.replay(after)
         for event in events:
             if isinstance(event, Admitted):
                 self._note(event)  # the last life may have died before it noted it

@@ -264,8 +264,9 @@ class ForgetfulLedger:
         del events
         await checkpoint()
 
-    async def replay(self) -> tuple[LedgerEvent, ...]:
+    async def replay(self, after: int) -> tuple[LedgerEvent, ...]:
         """Return that nothing was written."""
+        del after
         await checkpoint()
         return ()
 

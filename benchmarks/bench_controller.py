@@ -55,8 +55,8 @@ from benchmarks._instant import (
 from conductor import Conductor, RunConfig, Workloads
 from conductor.collector import seldom_collected
 from conductor.config import CheckpointConfig
-from conductor.context import HISTORY
 from conductor.observe.observer import Observer, Unwatched
+from conductor.past import HISTORY
 from conductor.result import Accounts
 from protocols.adapters import Host
 from protocols.backend import Backend

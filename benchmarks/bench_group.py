@@ -38,8 +38,8 @@ from conductor.fleet.journal import Journal
 from protocols.backend import Backend, Ranks, Resources
 from protocols.errors import WorkerLost
 from protocols.fleet import PlannedRole, Restarts, Vertex
+from protocols.incidents import Incident, Scaled
 from protocols.inference import EnginePort, GenerateRequest, SampleRequest, Sampling, WeightsManifest
-from protocols.ledger import Incident, Scaled
 from protocols.messages import PayloadRef, WeightVersion, WorkerId
 from protocols.sections import Section, Site
 from protocols.wire import client

@@ -47,7 +47,8 @@ from conductor.result import Accounts
 from protocols.aio import Doorbell
 from protocols.backend import Backend
 from protocols.errors import ConductorError, ConfigError, PortFailed
-from protocols.ledger import Checkpointed, Incident, Readmitted, Stepped
+from protocols.incidents import Incident
+from protocols.ledger import Checkpointed, Readmitted, Stepped
 from protocols.messages import WorkerId
 from protocols.sections import Site
 from protocols.tracking import StepRecord

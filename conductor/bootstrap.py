@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import cast
 
 import anyio
@@ -18,15 +19,17 @@ from conductor.fleet.hooks import Hooks
 from conductor.fleet.planned import planned, write_plan
 from conductor.fleet.spread import Executors, Graders
 from conductor.opening import Opener
+from conductor.past import Past, read_past
 from conductor.ports import EvaluationPorts, Ports, Workloads
-from conductor.resuming import aside_of
+from conductor.resuming import refuse_changes
 from conductor.validation import find_remainder_problem, site_of
 from protocols.adapters import load_object, resolve
 from protocols.backend import Backend
-from protocols.errors import ConfigError, Problem
+from protocols.errors import ConfigError, Problem, UserError
 from protocols.fleet import Plan
 from protocols.grading import GraderPort
 from protocols.inference import InferenceControllerPort
+from protocols.ledger import LedgerPort
 from protocols.prompts import PromptSourcePort
 from protocols.rollouts import RolloutExecutorPort
 from protocols.sections import Section, Site
@@ -64,7 +67,10 @@ async def open_ports(
 
     Raises:
         ConfigError: The workers find no place, or the plan is none for this job, or the prompts show that the job
-            could never train; found before anything heavy is opened.
+            could never train, or a resumed run began with another job or other data; found before anything heavy is
+            opened.
+        UserError: The record holds a run, and none was to be resumed; found as early.
+        CorruptLedger: The record is damaged, or contradicts itself.
         ConductorError: Something could not be opened; nothing of it remains.
     """
     site = site_of(cfg, resume=resume)
@@ -72,7 +78,6 @@ async def open_ports(
         home = backend or await stack.enter_async_context(open_backend(cfg.backend, site))
         bounded_home = bounded_backend(home, cfg.deadlines, waits)
         inventory = await bounded_home.placement.inventory()
-        quarantine = quarantine or Quarantine()
         opener = Opener(
             cfg,
             site,
@@ -82,65 +87,105 @@ async def open_ports(
             stack=stack,
             waits=waits,
             at_once=inventory.own_processes,
-            quarantine=quarantine,
+            quarantine=quarantine or Quarantine(),
             hooks=hooks or Hooks((), patience_s=0.0, log=log),
             log=log,
         )
-        ledger = await opener.ledger(workloads) if resume else None
-        if ledger is not None:
-            quarantine.recall(aside_of(await ledger.replay()), now=anyio.current_time())
-        aside = quarantine.aside(anyio.current_time())
+        record = await _open_record(opener, workloads) if resume else None
+        if record is not None and record.past is not None:
+            opener.quarantine.recall(record.past.aside, now=anyio.current_time())
+        aside = opener.quarantine.aside(anyio.current_time())
         plan = planned(cfg, inventory, workloads.sections(), plan, aside)
-        prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
-        if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
-            raise ConfigError([problem])
-        evaluation = await _evaluation_prompts(cfg, workloads, opener)
-        ledger = ledger or await opener.ledger(workloads)
-        trackers = await _trackers(cfg, workloads, opener)
+        beside = await _open_beside(opener, workloads, record)
         await write_plan(plan, cfg)
-        stack.enter_context(opener.roles.open())
         await opener.prepare(plan)
-        trainer = workloads.trainer or await opener.trainer()
-        engines, reserved = (workloads.inference, None) if workloads.inference else await opener.engines()
-        inference = opener.bound(InferenceControllerPort, engines)
-        await bounded_home.launcher.serve(await inference.endpoint(), inference)
-        executor = workloads.executor or await opener.several(RolloutExecutorPort, EPISODE, Executors)
-        grader = opener.bound(GraderPort, workloads.grader or await opener.several(GraderPort, REWARD, Graders))
-        evaluation_ports = await _evaluation_ports(opener, workloads, evaluation, grader, reserved)
-        for group in opener.groups:
-            await opener.hooks.started(group)
-        yield Ports(
-            backend=bounded_home,
-            prompts=prompts,
-            executor=opener.bound(RolloutExecutorPort, executor),
-            inference=inference,
-            grader=grader,
-            trainer=opener.bound(TrainerPort, trainer),
-            ledger=ledger,
-            trackers=trackers,
-            evaluation=evaluation_ports,
-            failovers=tuple(opener.failovers),
-            scaler=opener.scaler,
-            quarantine=quarantine,
-            lose=opener.mover.lose,
-            incidents=tuple(opener.incidents),
-            told=opener.hooks.failed_over,
-        )
+        yield await _launch(opener, workloads, beside)
 
 
-async def _trackers(cfg: RunConfig, workloads: Workloads, opener: Opener) -> tuple[TrackerPort, ...]:
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """The record of the run, and what it told when it was read."""
+
+    ledger: LedgerPort
+    past: Past | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Beside:
+    """What is open in the controller's own process: nothing of it is heavy."""
+
+    record: _Record
+    prompts: PromptSourcePort
+    evaluation_prompts: PromptSourcePort | None
+    trackers: tuple[TrackerPort, ...]
+
+
+async def _open_record(opener: Opener, workloads: Workloads) -> _Record:
+    ledger = opener.bound(LedgerPort, workloads.ledger or await opener.beside("ledger", opener.cfg.ledger_section))
+    return _Record(ledger=ledger, past=await read_past(ledger))
+
+
+async def _open_beside(opener: Opener, workloads: Workloads, resumed: _Record | None) -> _Beside:
+    """Open what needs no worker; the record of a run that begins comes late, for it leaves a file."""
+    cfg = opener.cfg
+    prompts = opener.bound(PromptSourcePort, workloads.prompts or await opener.beside("prompts", cfg.prompts))
+    if problem := find_remainder_problem(cfg, await prompts.epoch_length()):
+        raise ConfigError([problem])
+    evaluation_prompts = await _evaluation_prompts(opener, workloads)
+    record = resumed or await _open_record(opener, workloads)
+    if record.past is not None and resumed is None:
+        raise UserError("the ledger holds the record of a run; resume that run, or begin this one with an empty ledger")
+    if record.past is not None:
+        await refuse_changes(cfg, prompts, record.past.origin)
+    trackers = await _trackers(opener, workloads)
+    return _Beside(record=record, prompts=prompts, evaluation_prompts=evaluation_prompts, trackers=trackers)
+
+
+async def _launch(opener: Opener, workloads: Workloads, beside: _Beside) -> Ports:
+    """Launch the workers of a plan that is prepared; the engines last but for those that need them."""
+    trainer = workloads.trainer or await opener.trainer()
+    engines, reserved = (workloads.inference, None) if workloads.inference else await opener.engines()
+    inference = opener.bound(InferenceControllerPort, engines)
+    await opener.home.launcher.serve(await inference.endpoint(), inference)
+    executor = workloads.executor or await opener.several(RolloutExecutorPort, EPISODE, Executors)
+    grader = opener.bound(GraderPort, workloads.grader or await opener.several(GraderPort, REWARD, Graders))
+    evaluation = await _evaluation_ports(opener, workloads, beside.evaluation_prompts, grader, reserved)
+    for group in opener.groups:
+        await opener.hooks.started(group)
+    return Ports(
+        backend=opener.home,
+        prompts=beside.prompts,
+        executor=opener.bound(RolloutExecutorPort, executor),
+        inference=inference,
+        grader=grader,
+        trainer=opener.bound(TrainerPort, trainer),
+        ledger=beside.record.ledger,
+        past=beside.record.past,
+        trackers=beside.trackers,
+        evaluation=evaluation,
+        failovers=tuple(opener.failovers),
+        scaler=opener.scaler,
+        quarantine=opener.quarantine,
+        lose=opener.mover.lose,
+        incidents=tuple(opener.incidents),
+        told=opener.hooks.failed_over,
+    )
+
+
+async def _trackers(opener: Opener, workloads: Workloads) -> tuple[TrackerPort, ...]:
     trackers = workloads.trackers
     if trackers is None:
-        trackers = tuple([await opener.beside("tracker", section) for section in cfg.trackers])
+        trackers = tuple([await opener.beside("tracker", section) for section in opener.cfg.trackers])
     return tuple(opener.bound(TrackerPort, tracker) for tracker in trackers)
 
 
-async def _evaluation_prompts(cfg: RunConfig, workloads: Workloads, opener: Opener) -> PromptSourcePort | None:
-    if cfg.evaluation is None:
+async def _evaluation_prompts(opener: Opener, workloads: Workloads) -> PromptSourcePort | None:
+    evaluation = opener.cfg.evaluation
+    if evaluation is None:
         return None
-    source = workloads.evaluation_prompts or await opener.beside("prompts", cfg.evaluation.prompts)
+    source = workloads.evaluation_prompts or await opener.beside("prompts", evaluation.prompts)
     prompts = opener.bound(PromptSourcePort, source)
-    if cfg.evaluation.size is None and await prompts.epoch_length() is None:
+    if evaluation.size is None and await prompts.epoch_length() is None:
         why, mend = "its prompts know no epoch, so there is no end to them", "say how many are to be drawn"
         raise ConfigError([Problem(field="evaluation.size", value=None, why=why, mend=mend)])
     return prompts

@@ -338,6 +338,11 @@ class RunConfig(Message, frozen=True, kw_only=True):
         return 0 if self.evaluation is None else self.evaluation.engines or 0
 
     @property
+    def evaluate_every(self) -> int:
+        """Steps between two evaluations while the run trains; 0: there are none."""
+        return 0 if self.evaluation is None else self.evaluation.every
+
+    @property
     def ledger_section(self) -> Section:
         """The ledger's section, chosen where the job leaves it open."""
         return self.ledger or default_ledger(self.run_dir)

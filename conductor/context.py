@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 from conductor.config import RunConfig
 from conductor.core.admission import Admission
 from conductor.core.epochs import EpochGate
-from conductor.core.evaluation import Evaluation
+from conductor.core.evaluation import Evaluation, due
 from conductor.core.leases import LeaseTable
 from conductor.core.patience import Patience
 from conductor.core.planning.wishes import POLICY
@@ -26,11 +26,13 @@ from conductor.fleet.rewinding import Rewinding
 from conductor.observe.lag import LagMonitor
 from conductor.observe.metrics import StepWindow
 from conductor.observe.observer import Observer
+from conductor.past import HISTORY
 from conductor.ports import Ports
 from protocols.aio import Doorbell, owned
 from protocols.fleet import Restarts
+from protocols.incidents import Incident, Scaled
 from protocols.inference import InferenceControllerPort
-from protocols.ledger import Evaluated, Incident, LedgerEvent, RunStarted, Scaled, Stepped
+from protocols.ledger import Evaluated, LedgerEvent, RunStarted, Stepped
 from protocols.messages import LeaseId, WeightVersion, WorkerId
 from protocols.prompts import Prompt
 
@@ -38,9 +40,6 @@ Args = TypeVarTuple("Args")
 Streams = TypeVarTuple("Streams")
 
 INITIAL = WeightVersion(0)
-
-HISTORY = 10_000
-"""Steps kept in memory; all of them go to the trackers."""
 
 
 @dataclass(kw_only=True)
@@ -51,7 +50,6 @@ class RunContext:
         waits: The calls of the ports that are open.
         phase: What the run does, for people.
         changed: Rings after every transition, every publish and every change of the stages' own state.
-        resume: Whether the run goes on where its record ends.
         rewinding: Decides whether it goes back to a checkpoint when all that was trained is lost.
         origin: The first event of the record.
         recorded: Events in the record.
@@ -102,7 +100,6 @@ class RunContext:
     changed: Doorbell = field(default_factory=Doorbell)
     window: StepWindow = field(default_factory=StepWindow)
     lag: LagMonitor = field(default_factory=LagMonitor)
-    resume: bool = False
     rewinding: Rewinding = field(default_factory=lambda: Rewinding(POLICY, Restarts()))
     origin: RunStarted | None = None
     recorded: int = 0
@@ -157,6 +154,10 @@ class RunContext:
     def reserved(self) -> InferenceControllerPort | None:
         """Engines that only evaluate; None: there are none."""
         return None if self.ports.evaluation is None else self.ports.evaluation.inference
+
+    def evaluation_due(self, version: WeightVersion) -> bool:
+        """Return whether ``version`` is to be evaluated as soon as the engines serve it."""
+        return due(self.cfg.evaluate_every, first=self.first_version, evaluated=self.evaluated, version=version)
 
     def patience(self, what: str) -> Patience:
         """Return the budget of a cause that may fail."""

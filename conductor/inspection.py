@@ -7,23 +7,22 @@ import msgspec
 
 from conductor.config import RunConfig
 from conductor.core.lease import State
+from conductor.past import rebuild, steps_of
 from conductor.result import SampleAccounts
-from conductor.resuming import rebuild, steps_of
 from conductor.validation import site_of
 from protocols.adapters import resolve
 from protocols.errors import CorruptLedger, UserError
 from protocols.grading import Grade, GradeFault
+from protocols.incidents import Incident, Scaled
 from protocols.ledger import (
     Admitted,
     Claimed,
     Compacted,
     Graded,
-    Incident,
     LedgerEvent,
     Record,
     Resumed,
     RunStarted,
-    Scaled,
 )
 from protocols.messages import DispatchId, LeaseId, Message, WeightVersion
 from protocols.prompts import content_preview

@@ -7,7 +7,6 @@ from typing import TypeVar
 from conductor import checkpoints
 from conductor.config import CheckpointConfig
 from conductor.context import RunContext
-from conductor.core.evaluation import due
 from conductor.core.registry import Keeping, Kept
 from conductor.disk import on_disk
 from protocols.errors import PortFailed
@@ -74,8 +73,5 @@ def _pending(ctx: RunContext, version: WeightVersion) -> bool:
     """Return whether the evaluation of a version goes on, or is still to come: what was served before never is."""
     if ctx.evaluation is not None and ctx.evaluation.version == version:
         return True
-    evaluation, served = ctx.cfg.evaluation, ctx.publication.served
-    if evaluation is None or (served is not None and version < served):
-        return False
-    first = ctx.first_version
-    return due(evaluation.every, first=first, evaluated=ctx.evaluated or first, version=version)
+    served = ctx.publication.served
+    return (served is None or version >= served) and ctx.evaluation_due(version)

@@ -31,13 +31,12 @@ from conductor.fleet.reservation import Reservations, open_reservations
 from conductor.fleet.roles import RoleDesk, carrier
 from conductor.fleet.scaling import Hold, Scaler
 from conductor.fleet.users import make
-from conductor.ports import Workloads
 from protocols.adapters import Host, load_object, resolve
 from protocols.backend import Backend
 from protocols.errors import InvariantError, Problem, WorkerLost
 from protocols.fleet import Plan, Vertex
+from protocols.incidents import Incident, Scaled
 from protocols.inference import EnginePort, InferenceControllerPort
-from protocols.ledger import Incident, LedgerPort, Scaled
 from protocols.messages import WeightVersion, WorkerId
 from protocols.sections import Section, Site
 from protocols.training import RankPort, TrainerPort
@@ -67,6 +66,7 @@ class Opener:
         log: The run's.
 
     Attributes:
+        home: The backend, bounded.
         mover: Knows where each worker is.
         incidents: What happened until now.
         failovers: Of every role that was launched.
@@ -97,8 +97,8 @@ class Opener:
         self.cfg = cfg
         self._site = site
         self._backend = backend
-        self._bounded = bounded_home
-        self._quarantine = quarantine
+        self.home = bounded_home
+        self.quarantine = quarantine
         self._journal = Journal(trained=lambda: WeightVersion(0), record=self._record, log=log, told=hooks.failed_over)
         self.hooks = hooks
         self.groups: list[WorkerGroup] = []
@@ -116,21 +116,18 @@ class Opener:
         """Bound every call of a port."""
         return bounded(port, implementation, self.cfg.deadlines, self._waits)
 
-    async def ledger(self, workloads: Workloads) -> LedgerPort:
-        """Open the record, unless it is brought."""
-        return self.bound(LedgerPort, workloads.ledger or await self.beside("ledger", self.cfg.ledger_section))
-
     async def _record(self, incident: Incident | Scaled) -> None:
         await checkpoint()
         if isinstance(incident, Incident):
-            incident = msgspec.structs.replace(incident, aside=self._quarantine.left(anyio.current_time()))
+            incident = msgspec.structs.replace(incident, aside=self.quarantine.left(anyio.current_time()))
         self.incidents.append(incident)
 
     async def prepare(self, plan: Plan) -> None:
         """Hold all that a plan needs, and launch the user's own roles: the others may need them."""
+        self._stack.enter_context(self.roles.open())
         self._fleet = Fleet(plan=plan)
-        bundles, placement = plan.bundles, self._bounded.placement
-        await self._bounded.launcher.serve_roles(self.roles)
+        bundles, placement = plan.bundles, self.home.placement
+        await self.home.launcher.serve_roles(self.roles)
         self._budget = self._make_budget(plan)
         with self._budget.phase(f"the reservation of {', '.join(bundle.name for bundle in bundles)}"):
             held = open_reservations(bundles, placement, stop_s=self.cfg.deadlines.abort)
@@ -141,7 +138,7 @@ class Opener:
             self._given,
             placement=placement,
             reservations=self._reservations,
-            quarantine=self._quarantine,
+            quarantine=self.quarantine,
         )
         for role in plan.roles:
             if role.name not in ROLES:
@@ -170,7 +167,7 @@ class Opener:
         group = await self._stack.enter_async_context(
             open_group(
                 workers(),
-                self._bounded.launcher,
+                self.home.launcher,
                 self._site,
                 start_s=self._budget.left_s,
                 stop_s=self.cfg.deadlines.abort,
@@ -265,7 +262,7 @@ class Opener:
             reserved=reserved,
             client=lambda member: client(EnginePort, self._caller(member, failover, waits=False)),
             reservations=self._reservations,
-            placement=self._bounded.placement,
+            placement=self.home.placement,
         )
 
         def problems_at(size: int) -> Iterable[Problem]:

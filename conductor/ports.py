@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from conductor.core.quarantine import Quarantine
 from conductor.fleet.failover import Failover, Lose
 from conductor.fleet.scaling import Scaler
+from conductor.past import Past
 from protocols.backend import Backend
 from protocols.grading import GraderPort
+from protocols.incidents import Incident, Scaled
 from protocols.inference import InferenceControllerPort
-from protocols.ledger import Incident, LedgerPort, Scaled
+from protocols.ledger import LedgerPort
 from protocols.prompts import PromptSourcePort
 from protocols.rollouts import RolloutExecutorPort
 from protocols.tracking import TrackerPort
@@ -69,6 +71,7 @@ class EvaluationPorts:
 class Ports:
     """Everything the controller talks to; ``evaluation`` is None where the job has none.
 
+    ``past``: what ``ledger`` told of earlier lives of the run, when it was read; None: this is the first.
     ``failovers``: of the roles whose workers the run launched. ``scaler``: of its engines; None: it launched none.
     ``quarantine``: which failure domains are set aside. ``lose``: takes note of workers that went with what they held.
     ``incidents``: what happened while the ports were opened. ``told``: is told of what happens later.
@@ -82,6 +85,7 @@ class Ports:
     trainer: TrainerPort
     ledger: LedgerPort
     trackers: tuple[TrackerPort, ...]
+    past: Past | None = None
     evaluation: EvaluationPorts | None = None
     failovers: tuple[Failover, ...] = ()
     scaler: Scaler | None = None

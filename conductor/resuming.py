@@ -5,48 +5,42 @@ one admitted, and no folder, metric or event tells of a step twice.
 """
 
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from conductor import checkpoints
 from conductor.checkpoints import Marker
+from conductor.config import RunConfig
 from conductor.context import RunContext
-from conductor.core.leases import LeaseTable
 from conductor.disk import on_disk
 from conductor.jobfile import find_changes, job_values, write_job
+from conductor.past import Past
 from conductor.spool import open_spool
 from protocols.errors import ConfigError, CorruptLedger, InvariantError, Problem, UserError
-from protocols.ledger import Evaluated, Incident, LedgerEvent, Resumed, RunStarted, Scaled, Stepped
+from protocols.ledger import Resumed, RunStarted
 from protocols.messages import WeightVersion
-from protocols.prompts import SourceState
+from protocols.prompts import PromptSourcePort, SourceState
 from protocols.training import CheckpointRequest
 
 
-async def restore(ctx: RunContext) -> bool:
-    """Bring table, prompts and trainer to where the record says; return whether there was a run to go on with.
+async def restore(ctx: RunContext) -> None:
+    """Bring table, prompts and trainer to where the record says, if there is a run to go on with.
 
     Raises:
-        ConfigError: The job or its data are others than those that the run began with.
-        UserError: A checkpoint is damaged or missing, or the folder holds a run that was not to be resumed.
-        CorruptLedger: The record contradicts itself.
+        UserError: A checkpoint is damaged or missing.
+        CorruptLedger: The record and a checkpoint contradict one another.
     """
     if lost := await ctx.ports.ledger.lost():
         ctx.log.error("record.lost", events=lost)
-    events = await ctx.ports.ledger.replay()
-    if not events:
+    past = ctx.ports.past
+    if past is None:
         await _refuse_checkpoints_without_record(ctx)
-        return False
-    if not ctx.resume:
-        raise UserError("the ledger holds the record of a run; resume that run, or begin this one with an empty ledger")
+        return
     ctx.enter("resuming")
-    ctx.origin = _origin(events)
-    await _refuse_changes(ctx, ctx.origin)
-    ctx.table = await on_disk("rebuilding the table", ctx.cfg.deadlines.start, lambda: rebuild(events))
-    ctx.recorded = len(events)
-    await _load(ctx, ctx.origin)
-    _remember_steps(ctx, events)
+    ctx.origin, ctx.table, ctx.recorded = past.origin, past.table, past.events
+    await _load(ctx, past.origin)
+    _remember(ctx, past)
     await _rewind_trackers(ctx)
-    return True
 
 
 async def begin(ctx: RunContext, version: WeightVersion) -> None:
@@ -75,69 +69,14 @@ async def begin(ctx: RunContext, version: WeightVersion) -> None:
         ctx.log.info("run.resumed", version=version, reopened=accounts.open, committed=accounts.committed)
 
 
-def rebuild(events: Sequence[LedgerEvent]) -> LeaseTable:
-    """Return the table that a record describes.
+async def refuse_changes(cfg: RunConfig, prompts: PromptSourcePort, began_as: RunStarted) -> None:
+    """Refuse a resume that would train something else than the run began with.
 
     Raises:
-        CorruptLedger: An event cannot follow those before it; it is named by number.
+        ConfigError: The job or its data are others.
     """
-    table = LeaseTable()
-    for number, event in enumerate(events):
-        try:
-            table.apply(event)
-        except InvariantError as exc:
-            raise CorruptLedger(f"event {number} of the record ({type(event).__name__}): {exc}") from exc
-    return table
-
-
-def steps_of(events: Sequence[LedgerEvent]) -> list[Stepped]:
-    """Return the steps that count, in order: those that a resume went back behind do not."""
-    steps: list[Stepped] = []
-    for event in events:
-        if isinstance(event, Stepped):
-            steps.append(event)
-        elif isinstance(event, Resumed):
-            while steps and steps[-1].record.step > event.version:
-                steps.pop()
-    return steps
-
-
-def evaluations_of(events: Sequence[LedgerEvent]) -> list[Evaluated]:
-    """Return the evaluations that count, in order: those of versions that a resume went back behind do not."""
-    done: list[Evaluated] = []
-    for event in events:
-        if isinstance(event, Evaluated):
-            done.append(event)
-        elif isinstance(event, Resumed):
-            done = [one for one in done if one.record.step <= event.version]
-    return done
-
-
-def aside_of(events: Sequence[LedgerEvent]) -> dict[str, float]:
-    """Return which failure domains a run had set aside when it ended, and for how many seconds more.
-
-    As its last incident has it, less what the run has trained since: the time between two lives does not count. When
-    that was is told by its version: a record that was summed up has all incidents behind all steps.
-    """
-    last = next((event for event in reversed(events) if isinstance(event, Incident)), None)
-    if last is None:
-        return {}
-    steps = steps_of(events)
-    began_s = max((step.seconds for step in steps if step.record.step <= last.version), default=0.0)
-    now_s = steps[-1].seconds if steps else 0.0
-    passed_s = max(0.0, now_s - began_s - last.seconds)
-    return {domain: seconds - passed_s for domain, seconds in last.aside.items() if seconds > passed_s}
-
-
-def _origin(events: Sequence[LedgerEvent]) -> RunStarted:
-    if not isinstance(events[0], RunStarted):
-        raise CorruptLedger(f"the record begins with {type(events[0]).__name__}, not with the start of a run")
-    return events[0]
-
-
-async def _refuse_changes(ctx: RunContext, origin: RunStarted) -> None:
-    changes = find_changes(ctx.cfg, origin.job)
-    if not changes and await ctx.ports.prompts.fingerprint() != origin.fingerprint:
+    changes = find_changes(cfg, began_as.job)
+    if not changes and await prompts.fingerprint() != began_as.fingerprint:
         why = "the data, or their order, are not what the run began with"
         mend = "put the old data back, or begin a new run in another folder"
         changes = [Problem(field="prompts", value=None, why=why, mend=mend)]
@@ -223,16 +162,15 @@ def _check(path: Path, marker: Marker, ctx: RunContext) -> None:
         raise CorruptLedger(f"{path} was written after {marker.admitted} groups, and by the record after {admitted}")
 
 
-def _remember_steps(ctx: RunContext, events: Sequence[LedgerEvent]) -> None:
-    steps = [step for step in steps_of(events) if step.record.step <= ctx.trained]
-    ctx.steps.extend(steps)
-    ctx.evaluations.extend(done for done in evaluations_of(events) if done.record.step <= ctx.trained)
-    ctx.incidents.extend(event for event in events if isinstance(event, Incident | Scaled))
+def _remember(ctx: RunContext, past: Past) -> None:
+    ctx.steps.extend(step for step in past.steps if step.record.step <= ctx.trained)
+    ctx.evaluations.extend(done for done in past.evaluations if done.record.step <= ctx.trained)
+    ctx.incidents.extend(past.incidents)
     if ctx.evaluations:
         ctx.evaluated = WeightVersion(ctx.evaluations[-1].record.step)
-    if steps:
-        ctx.seconds_before = steps[-1].seconds
-        ctx.window.totals.update(steps[-1].failures)
+    if ctx.steps:
+        ctx.seconds_before = ctx.steps[-1].seconds
+        ctx.window.totals.update(ctx.steps[-1].failures)
 
 
 async def _rewind_trackers(ctx: RunContext) -> None:

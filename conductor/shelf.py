@@ -8,7 +8,7 @@ from conductor.config import RunConfig
 from conductor.core.evaluation import due
 from conductor.core.registry import CheckpointRegistry
 from conductor.keeping import keeping_of
-from conductor.resuming import rebuild
+from conductor.past import rebuild
 from protocols.ledger import Record
 from protocols.messages import Message, WeightVersion
 
@@ -94,6 +94,5 @@ def _standing(
 
 
 def _pending(registry: CheckpointRegistry, version: WeightVersion, cfg: RunConfig) -> bool:
-    every = 0 if cfg.evaluation is None else cfg.evaluation.every
-    first = registry.first or WeightVersion(0)
-    return due(every, first=first, evaluated=max(registry.evaluations, default=first), version=version)
+    first, evaluated = registry.first or WeightVersion(0), max(registry.evaluations, default=None)
+    return due(cfg.evaluate_every, first=first, evaluated=evaluated, version=version)

@@ -19,8 +19,8 @@ from conductor.core.status import (
     WorkerStanding,
 )
 from conductor.core.waits import Wait, Waits
+from protocols.incidents import Incident, Scaled
 from protocols.inference import EngineStatus
-from protocols.ledger import Incident, Scaled
 from protocols.messages import WorkerId
 
 _OF_GROUPS = frozenset({"RolloutExecutor.generate", "InferenceController.generate", "Grader.grade"})

@@ -27,10 +27,10 @@ class MemoryLedger:
         self._events.extend(events)
         await checkpoint()
 
-    async def replay(self) -> tuple[LedgerEvent, ...]:
-        """Return all events in order."""
+    async def replay(self, after: int = 0) -> tuple[LedgerEvent, ...]:
+        """Return all events behind the first ``after``: they are in memory already."""
         await checkpoint()
-        return tuple(self._events)
+        return tuple(self._events[after:])
 
     async def lost(self) -> int:
         """Return 0: memory is lost as a whole."""

@@ -12,7 +12,7 @@ import structlog
 from anyio.lowlevel import checkpoint
 
 from backends.ledgers._sqlite.reading import read_record
-from backends.ledgers._sqlite.store import Store, open_store
+from backends.ledgers._sqlite.store import open_store
 from backends.ledgers._sqlite.thread import LedgerThread
 from protocols.adapters import Host
 from protocols.errors import Problem
@@ -51,9 +51,9 @@ class SqliteLedger:
         """Write ``events``; see ``LedgerPort.append``. Appends that wait at the same time share a commit."""
         await self._thread.append([msgspec.msgpack.encode(event) for event in events])
 
-    async def replay(self) -> tuple[LedgerEvent, ...]:
-        """Return all events in order; see ``LedgerPort.replay``."""
-        return await self._thread.ask(Store.replay)
+    async def replay(self, after: int) -> tuple[LedgerEvent, ...]:
+        """Return events behind the first ``after``; see ``LedgerPort.replay``."""
+        return await self._thread.ask(lambda store: store.replay(after))
 
     async def lost(self) -> int:
         """Return how many events were lost; see ``LedgerPort.lost``."""

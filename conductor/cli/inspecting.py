@@ -14,7 +14,8 @@ from conductor.review.chronicle import chronicle
 from conductor.review.lineage import sample_lineage, step_lineage
 from conductor.shelf import CheckpointStanding, Shelf, shelf
 from protocols.errors import CorruptLedger, UserError
-from protocols.ledger import Incident, Record, Scaled
+from protocols.incidents import Incident, Scaled
+from protocols.ledger import Record
 from protocols.messages import LeaseId
 
 About = Literal["lease", "sample", "step", "incidents", "checkpoints"]

@@ -48,16 +48,16 @@ class Evaluation:
         self.graded.append(Graded(lengths=lengths, grades=tuple(grades)))
 
 
-def due(every: int, *, first: WeightVersion, evaluated: WeightVersion, version: WeightVersion) -> bool:
+def due(every: int, *, first: WeightVersion, evaluated: WeightVersion | None, version: WeightVersion) -> bool:
     """Return whether ``version`` is the first one served since an evaluation was due.
 
     Args:
         every: Steps between two; 0: none on the way.
         first: The version before the first step of the run.
-        evaluated: The last one evaluated; ``first`` where none was.
+        evaluated: The last one evaluated; None: none was.
         version: That the engines serve.
     """
-    return every > 0 and (version - first) // every > (evaluated - first) // every
+    return every > 0 and (version - first) // every > ((evaluated or first) - first) // every
 
 
 def evaluation_seed(seed: int) -> int:

@@ -14,6 +14,7 @@ from conductor.core.settlements import Settlements
 from conductor.core.tally import Tally
 from conductor.result import Accounts, SampleAccounts
 from protocols.errors import InvariantError
+from protocols.incidents import Incident, Scaled
 from protocols.ledger import (
     AbortConfirmed,
     Aborting,
@@ -30,13 +31,11 @@ from protocols.ledger import (
     Filtered,
     Generating,
     Graded,
-    Incident,
     LedgerEvent,
     Readmitted,
     Restored,
     Resumed,
     RunStarted,
-    Scaled,
     Stepped,
     Unclaimed,
 )

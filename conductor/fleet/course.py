@@ -6,7 +6,7 @@ import anyio
 
 from protocols.errors import ConductorError, Infeasible, Transient, WorkerLost
 from protocols.fleet import Cause
-from protocols.ledger import Incident, Level, Verdict
+from protocols.incidents import Incident, Level, Verdict
 from protocols.messages import WeightVersion, WorkerId
 
 

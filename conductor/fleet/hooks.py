@@ -15,7 +15,7 @@ from conductor.fleet.group import WorkerGroup
 from conductor.fleet.users import ask
 from protocols.aio import bounded_shield
 from protocols.fleet import Vertex
-from protocols.ledger import Incident
+from protocols.incidents import Incident
 
 POINTS = ("launching", "launched", "started", "failed_over", "stopping", "stopped")
 """Methods that a hook may have, all of them coroutines; in the order of a run.

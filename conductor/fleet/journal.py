@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
-from protocols.ledger import Incident, Scaled
+from protocols.incidents import Incident, Scaled
 from protocols.messages import WeightVersion
 
 _TOLD = ("role", "workers", "cause", "level", "attempts", "verdict", "version", "seconds")

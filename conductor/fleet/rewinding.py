@@ -9,7 +9,7 @@ from conductor.fleet.course import Happening
 from conductor.fleet.journal import Journal
 from protocols.errors import InvariantError, StateLost
 from protocols.fleet import Restarts
-from protocols.ledger import Incident
+from protocols.incidents import Incident
 from protocols.messages import WeightVersion, WorkerId
 
 

@@ -16,8 +16,8 @@ from protocols.aio import deadline
 from protocols.backend import PlacementPort
 from protocols.errors import ConductorError, ConfigError, PortFailed, Problem, Transient, UserError
 from protocols.fleet import Plan
+from protocols.incidents import Scaled
 from protocols.inference import EnginePort
-from protocols.ledger import Scaled
 from protocols.messages import WorkerId
 
 

@@ -13,7 +13,7 @@ from conductor.fleet.journal import Journal
 from conductor.fleet.moving import Mover
 from protocols.aio import deadline
 from protocols.errors import Infeasible
-from protocols.ledger import Verdict
+from protocols.incidents import Verdict
 from protocols.messages import WorkerId
 
 

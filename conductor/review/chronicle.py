@@ -10,6 +10,7 @@ from typing import Any
 
 from protocols.errors import CorruptLedger
 from protocols.grading import Grade, GradeFault
+from protocols.incidents import Incident
 from protocols.ledger import (
     Aborting,
     Admitted,
@@ -22,7 +23,6 @@ from protocols.ledger import (
     Filtered,
     Generating,
     Graded,
-    Incident,
     LedgerEvent,
     Restored,
     Resumed,

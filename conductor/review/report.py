@@ -14,7 +14,7 @@ from conductor.review.curves import CHARTS, Chart, Curves, evaluation_curves, pa
 from conductor.review.picks import STEPS_WITH_SAMPLES, Pick, SlowGroup, picks, slowest
 from conductor.review.shares import PARTS, Part, Verdict, shares, verdict
 from conductor.review.troubles import Trouble, by_event, failures, undelivered, warnings_in
-from protocols.ledger import Incident
+from protocols.incidents import Incident
 from protocols.messages import Message
 
 _NO_TIMES = "the record has no times: it was written by an earlier version"

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from conductor.review.chronicle import Attempt, Chronicle, Step
-from protocols.ledger import Checkpointed, Incident, Stepped
+from protocols.incidents import Incident
+from protocols.ledger import Checkpointed, Stepped
 from protocols.prompts import content_preview
 
 _US = 1e6

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from conductor.core.leases import LeaseTable
-from conductor.resuming import rebuild
+from conductor.past import rebuild
 from conductor.simulation.life import Life
 from protocols.errors import ConductorError, CorruptLedger, InvariantError
 from protocols.faults import AT_A_MOMENT, Fault, FaultPlan

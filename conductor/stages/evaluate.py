@@ -17,7 +17,6 @@ from conductor.context import RunContext
 from conductor.core.evaluation import (
     Evaluation,
     check_receipt,
-    due,
     evaluation_id,
     evaluation_prefix,
     evaluation_seed,
@@ -54,13 +53,6 @@ async def run(ctx: RunContext, served: MemoryObjectReceiveStream[WeightVersion])
         await evaluate_if_due(ctx)
 
 
-def is_due(ctx: RunContext, version: WeightVersion) -> bool:
-    """Return whether ``version`` is to be evaluated as soon as the engines serve it."""
-    evaluation = ctx.cfg.evaluation
-    every = 0 if evaluation is None else evaluation.every
-    return due(every, first=ctx.first_version, evaluated=ctx.evaluated or ctx.first_version, version=version)
-
-
 async def draw_prompts(ctx: RunContext) -> None:
     """Draw the prompts of every evaluation of the run: the first ones of their source.
 
@@ -89,7 +81,7 @@ async def draw_prompts(ctx: RunContext) -> None:
 async def evaluate_if_due(ctx: RunContext) -> None:
     """Evaluate what the engines serve if it is due. The caller publishes nothing meanwhile."""
     served = ctx.publication.served
-    if served is not None and is_due(ctx, served):
+    if served is not None and ctx.evaluation_due(served):
         await _evaluate(ctx, served)
 
 

@@ -17,7 +17,6 @@ from conductor.observe.metrics import age_metrics
 from conductor.patience import patiently, release, release_all
 from conductor.spool import sweep
 from conductor.stages.checkpoint import save_if_due
-from conductor.stages.evaluate import is_due
 from protocols.aio import owned
 from protocols.errors import InvariantError, PayloadLost, PortFailed, Transient
 from protocols.grading import Grade
@@ -184,7 +183,7 @@ async def stage_again(ctx: RunContext) -> None:
 
 async def _staged(ctx: RunContext) -> WeightsManifest:
     # an evaluation generates from these weights while the next step changes the parameters
-    exclusive = ctx.cfg.max_age == 0 and not is_due(ctx, ctx.trained)
+    exclusive = ctx.cfg.max_age == 0 and not ctx.evaluation_due(ctx.trained)
     request = StageRequest(owner=ctx.publication.owner(ctx.trained), exclusive=exclusive)
     manifest = await patiently(ctx, "staging weights", request.owner, lambda: ctx.ports.trainer.stage_weights(request))
     if ctx.origin is not None and manifest.version != ctx.trained:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conductor.core.failover import Resize, Situation
 from conductor.fleet.group import WorkerGroup
-from protocols.ledger import Incident
+from protocols.incidents import Incident
 from protocols.messages import WorkerId
 
 

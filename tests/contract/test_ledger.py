@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from protocols.messages import DispatchId, LeaseId, PayloadRef, WeightVersion
 from protocols.prompts import ChatMessage, ChatPrompt, Prompt
 from protocols.rollouts import GroupReceipt
 from protocols.sections import Site
-from tests.support.ledgers import bulky, generating, open_on_a_full_disk, open_sqlite
+from tests.support.ledgers import bulky, generating, open_on_a_full_disk, open_sqlite, replayed
 from tests.support.wired import wired
 
 OpenLedger = Callable[[], AbstractAsyncContextManager[LedgerPort]]
@@ -89,13 +89,30 @@ def one_lease() -> tuple[LedgerEvent, ...]:
 
 async def test_events_come_back_as_they_were_written(open_ledger: OpenLedger) -> None:
     async with open_ledger() as ledger:
-        assert await ledger.replay() == ()
+        assert await replayed(ledger) == ()
         for event in one_lease():
             await ledger.append((event,))
-        assert await ledger.replay() == one_lease()
+        assert await replayed(ledger) == one_lease()
         await ledger.append(())
         await ledger.append((Dropped(lease_id=LeaseId("L1"), reason="bad_prompt"),))
-        assert await ledger.replay() == (*one_lease(), Dropped(lease_id=LeaseId("L1"), reason="bad_prompt"))
+        assert await replayed(ledger) == (*one_lease(), Dropped(lease_id=LeaseId("L1"), reason="bad_prompt"))
+
+
+async def test_a_record_can_be_read_from_any_event_on(open_ledger: OpenLedger) -> None:
+    """A million events at once are a gigabyte: a resume reads page by page, and holds none."""
+    async with open_ledger() as ledger:
+        events = tuple(map(generating, range(5000)))
+        await ledger.append(events[:7])
+        await ledger.append(events[7:])
+        assert await replayed(ledger) == events
+        for after in (0, 3, 7, 64, 100, 4999):
+            page = await ledger.replay(after)
+            assert page, after
+            assert page == events[after : after + len(page)]
+        assert await ledger.replay(5000) == await ledger.replay(6000) == ()
+        await ledger.compact((generating(1), generating(2)))
+        assert await ledger.replay(1) == (generating(2),)
+        assert await ledger.replay(2) == ()
 
 
 async def test_concurrent_appends_are_written_whole_and_in_the_order_of_the_calls(open_ledger: OpenLedger) -> None:
@@ -110,7 +127,7 @@ async def test_concurrent_appends_are_written_whole_and_in_the_order_of_the_call
         for first in range(0, 100, 2):
             tasks.start_soon(append, first)
         await anyio.wait_all_tasks_blocked()
-        assert list(await ledger.replay()) == called
+        assert list(await replayed(ledger)) == called
 
 
 async def test_many_appenders_that_go_on_and_on_are_written_in_the_order_of_the_calls(open_ledger: OpenLedger) -> None:
@@ -123,13 +140,13 @@ async def test_many_appenders_that_go_on_and_on_are_written_in_the_order_of_the_
             events = tuple(generating(len(called) + index) for index in range(rng.randrange(9)))
             called.extend(events)
             await ledger.append(events)
-            assert set(events) <= set(await ledger.replay()), "durable on return"
+            assert set(events) <= set(await replayed(ledger)), "durable on return"
 
     async with open_ledger() as ledger:
         async with anyio.create_task_group() as tasks:
             for _ in range(16):
                 tasks.start_soon(append, ledger)
-        assert list(await ledger.replay()) == called
+        assert list(await replayed(ledger)) == called
 
 
 async def test_a_cancelled_append_is_written_all_the_same(open_ledger: OpenLedger) -> None:
@@ -139,7 +156,7 @@ async def test_a_cancelled_append_is_written_all_the_same(open_ledger: OpenLedge
             scope.cancel()
             await ledger.append((generating(0), generating(1)))
         assert scope.cancelled_caught
-        assert await ledger.replay() == (generating(0), generating(1))
+        assert await replayed(ledger) == (generating(0), generating(1))
 
 
 async def test_appends_that_are_cancelled_in_between_leave_the_order_as_it_was(open_ledger: OpenLedger) -> None:
@@ -155,15 +172,17 @@ async def test_appends_that_are_cancelled_in_between_leave_the_order_as_it_was(o
         await ledger.append((generating(31),))
         outcomes = await asyncio.gather(*appends, return_exceptions=True)
         assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-        assert await ledger.replay() == tuple(generating(lease) for lease in range(32))
+        assert await replayed(ledger) == tuple(generating(lease) for lease in range(32))
 
 
-@pytest.mark.parametrize("method", ["replay", "lost"])
-async def test_what_changes_nothing_reaches_a_checkpoint(open_ledger: OpenLedger, method: str) -> None:
+@pytest.mark.parametrize("ask", [lambda ledger: ledger.replay(0), lambda ledger: ledger.lost()], ids=["replay", "lost"])
+async def test_what_changes_nothing_reaches_a_checkpoint(
+    open_ledger: OpenLedger, ask: Callable[[LedgerPort], Awaitable[object]]
+) -> None:
     async with open_ledger() as ledger:
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await getattr(ledger, method)()
+            await ask(ledger)
         assert scope.cancelled_caught
 
 
@@ -179,13 +198,13 @@ async def test_compaction_puts_events_in_the_place_of_all_before_it(open_ledger:
         for lease in range(100):
             await ledger.append((generating(lease),))
         await ledger.compact(one_lease())
-        assert await ledger.replay() == one_lease()
+        assert await replayed(ledger) == one_lease()
         await ledger.append((generating(1),))
-        assert await ledger.replay() == (*one_lease(), generating(1))
+        assert await replayed(ledger) == (*one_lease(), generating(1))
         await ledger.compact(())
-        assert await ledger.replay() == ()
+        assert await replayed(ledger) == ()
         await ledger.append((generating(2),))
-        assert await ledger.replay() == (generating(2),)
+        assert await replayed(ledger) == (generating(2),)
 
 
 async def test_compaction_takes_its_place_among_appends(open_ledger: OpenLedger) -> None:
@@ -195,7 +214,7 @@ async def test_compaction_takes_its_place_among_appends(open_ledger: OpenLedger)
         tasks.start_soon(ledger.compact, (generating(1),))
         tasks.start_soon(ledger.append, (generating(2),))
         await anyio.wait_all_tasks_blocked()
-        assert await ledger.replay() == (generating(1), generating(2))
+        assert await replayed(ledger) == (generating(1), generating(2))
 
 
 async def test_a_cancelled_compaction_happens_all_the_same(open_ledger: OpenLedger) -> None:
@@ -205,7 +224,7 @@ async def test_a_cancelled_compaction_happens_all_the_same(open_ledger: OpenLedg
             scope.cancel()
             await ledger.compact((generating(1),))
         assert scope.cancelled_caught
-        assert await ledger.replay() == (generating(1),)
+        assert await replayed(ledger) == (generating(1),)
 
 
 async def test_after_one_append_failed_every_later_one_fails(open_ledger_that_fills_up: OpenLedger) -> None:
@@ -218,7 +237,7 @@ async def test_after_one_append_failed_every_later_one_fails(open_ledger_that_fi
             await ledger.append((generating(3),))
         with pytest.raises(PortFailed, match="disk is full"):
             await ledger.compact(())
-        assert await ledger.replay() == (generating(0),)
+        assert await replayed(ledger) == (generating(0),)
 
 
 async def test_appends_that_share_a_commit_fail_together_and_each_is_told(
@@ -229,4 +248,4 @@ async def test_appends_that_share_a_commit_fail_together_and_each_is_told(
         outcomes = await asyncio.gather(*[ledger.append(one) for one in events], return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [PortFailed] * 3
         assert len({id(outcome) for outcome in outcomes}) == 3, "an error of one's own each"
-        assert await ledger.replay() == ()
+        assert await replayed(ledger) == ()

@@ -18,7 +18,8 @@ from conductor.inspection import incidents, inspect, read_record
 from conductor.result import Accounts
 from protocols.aio import Doorbell
 from protocols.backend import Backend
-from protocols.ledger import Incident, Scaled, Stepped
+from protocols.incidents import Incident, Scaled
+from protocols.ledger import Stepped
 from protocols.messages import WorkerId
 from protocols.sections import Site
 from protocols.tracking import StepRecord

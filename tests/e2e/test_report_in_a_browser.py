@@ -8,7 +8,7 @@ import pytest
 
 from conductor.inspection import read_record
 from conductor.loading import read_job
-from conductor.resuming import steps_of
+from conductor.past import steps_of
 from conductor.review.curves import CHARTS
 from conductor.review.report import RunReport, report_on
 from protocols.ledger import Evaluated

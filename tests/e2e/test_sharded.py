@@ -14,7 +14,7 @@ from conductor import Conductor, RunResult, load_config
 from conductor.inspection import inspect, read_record
 from conductor.observe.observer import Unwatched
 from conductor.result import Accounts
-from protocols.ledger import Incident
+from protocols.incidents import Incident
 from protocols.messages import WorkerId
 from protocols.sections import Site
 from protocols.tracking import StepRecord

@@ -16,7 +16,7 @@ from backends.sim.virtual_time import run_virtual
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, Deadlines
 from conductor.core.lease import State
-from conductor.resuming import rebuild
+from conductor.past import rebuild
 from protocols.errors import BudgetExhausted, ConductorError, EngineBusy, PortFailed, Stalled, Transient
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.inference import AbortReport

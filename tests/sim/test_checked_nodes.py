@@ -25,8 +25,9 @@ from protocols.aio import open_tasks
 from protocols.backend import Inventory, WorkloadSpec
 from protocols.errors import BudgetExhausted, Infeasible
 from protocols.faults import FaultPlan
+from protocols.incidents import Incident
 from protocols.inference import InferenceControllerPort
-from protocols.ledger import Incident, Record
+from protocols.ledger import Record
 from protocols.messages import WorkerId
 from protocols.simulation import Observed
 from tests.sim.test_moving import Nodes

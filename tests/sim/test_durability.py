@@ -17,7 +17,7 @@ from backends.sim.prompts import ScriptedPrompts
 from backends.sim.virtual_time import run_virtual
 from conductor.config import CheckpointConfig, FilterConfig, RunConfig
 from conductor.core.lease import State
-from conductor.resuming import rebuild
+from conductor.past import rebuild
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.ledger import Admitted, Checkpointed, Claimed, Graded, LedgerEvent, Readmitted, Restored, Resumed
 from protocols.messages import LeaseId

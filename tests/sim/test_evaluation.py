@@ -19,8 +19,8 @@ from backends.sim.virtual_time import run_virtual
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, Deadlines, EvaluationConfig, RunConfig
 from conductor.core.evaluation import Evaluation, due, evaluation_seed
+from conductor.past import evaluations_of, rebuild
 from conductor.result import RunResult
-from conductor.resuming import evaluations_of, rebuild
 from protocols.errors import BadPrompt, ConductorError, ConfigError, EngineBusy, InvariantError, PortFailed, UserError
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.inference import AbortReport, Sampling, WeightsManifest
@@ -424,17 +424,26 @@ async def test_while_a_version_is_evaluated_no_group_grows_too_old(staleness: st
 
 @pytest.mark.parametrize(
     ("every", "evaluated_", "version", "expected"),
-    [(0, 0, 9, False), (3, 0, 2, False), (3, 0, 3, True), (3, 3, 5, False), (3, 2, 7, True), (3, 7, 8, False)],
+    [
+        (0, 0, 9, False),
+        (3, None, 2, False),
+        (3, None, 3, True),
+        (3, 0, 2, False),
+        (3, 0, 3, True),
+        (3, 3, 5, False),
+        (3, 2, 7, True),
+        (3, 7, 8, False),
+    ],
 )
 def test_one_is_due_at_the_first_version_served_since(
-    every: int, evaluated_: int, version: int, *, expected: bool
+    every: int, evaluated_: int | None, version: int, *, expected: bool
 ) -> None:
     """Publishing coalesces: the version that was due may never be served."""
     first = WeightVersion(10)
     found = due(
         every,
         first=first,
-        evaluated=WeightVersion(first + evaluated_),
+        evaluated=None if evaluated_ is None else WeightVersion(first + evaluated_),
         version=WeightVersion(first + version),
     )
     assert found is expected

@@ -14,8 +14,8 @@ from backends.sim.prompts import ScriptedPrompts
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, Deadlines, EvaluationConfig, RunConfig
 from conductor.core.lease import State
+from conductor.past import rebuild
 from conductor.result import RunResult
-from conductor.resuming import rebuild
 from protocols.errors import ForeignCancellation
 from protocols.ledger import LedgerEvent
 from protocols.sections import Site

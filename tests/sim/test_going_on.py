@@ -3,6 +3,8 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from weakref import ref
 
 import anyio
 import msgspec
@@ -13,12 +15,14 @@ from backends.ledgers.memory import MemoryLedger
 from backends.sim.prompts import ScriptedPrompts
 from conductor import checkpoints
 from conductor.conductor import Conductor
-from conductor.config import CheckpointConfig, EvaluationConfig, RunConfig
+from conductor.config import CheckpointConfig, EvaluationConfig, FleetConfig, RoleConfig, RunConfig
 from conductor.jobfile import JOB_FILE
+from conductor.past import evaluations_of, steps_of
 from conductor.result import RunResult
-from conductor.resuming import evaluations_of, steps_of
-from protocols.errors import ConductorError, EngineBusy, UserError
-from protocols.ledger import Admitted, Evaluated, Incident, Resumed, Stepped
+from protocols.backend import LauncherPort, WorkloadSpec
+from protocols.errors import ConductorError, ConfigError, EngineBusy, UserError
+from protocols.incidents import Incident
+from protocols.ledger import Admitted, Evaluated, LedgerEvent, Resumed, Stepped
 from protocols.messages import WeightVersion, WorkerId
 from protocols.prompts import SourceState
 from protocols.rollouts import RolloutLease
@@ -51,6 +55,47 @@ class ForgetfulTracker:
         self.rewound.append(step)
         self.held = [held for held in self.held if held < step]
         return step - 1
+
+
+class Page(list[LedgerEvent]):
+    """What a ledger gave to a reader; a weak reference can point to it, as it cannot to a tuple."""
+
+
+class PagingLedger(MemoryLedger):
+    """Gives a few events at a time; knows where it was read from, and how many pages somebody still held meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_from: list[int] = []
+        self.held: list[int] = []
+        self._pages: list[ref[Page]] = []
+
+    async def replay(self, after: int = 0) -> Any:
+        self._look()
+        self.read_from.append(after)
+        page = Page((await super().replay(after))[:5])
+        self._pages.append(ref(page))
+        return page
+
+    async def append(self, events: tuple[LedgerEvent, ...]) -> None:
+        self._look()
+        await super().append(events)
+
+    def _look(self) -> None:
+        self.held.append(sum(page() is not None for page in self._pages))
+
+
+class Grounded:
+    """A launcher that launches nobody."""
+
+    def __init__(self, launcher: LauncherPort) -> None:
+        self._launcher = launcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._launcher, name)
+
+    async def launch(self, spec: WorkloadSpec) -> None:
+        raise AssertionError(f"{spec.worker_id} was launched")
 
 
 class Folder:
@@ -99,6 +144,31 @@ async def test_each_step_is_in_the_trackers_once(folder: Folder) -> None:
     await folder.live()
     assert folder.tracker.rewound == [2]
     assert folder.tracker.held == [1, 2, 3, 4]
+
+
+async def test_the_record_is_read_once_and_let_go_before_the_run_goes_on(folder: Folder) -> None:
+    """It was read by who looked for quarantined nodes, then by who rebuilt the table: seconds, and a gigabyte."""
+    folder.ledger = ledger = PagingLedger()
+    await folder.be_stopped()
+    ledger.read_from.clear()
+    ledger.held.clear()
+    events = len(ledger._events)
+    await folder.live()
+    assert ledger.read_from == [*range(0, events, 5), events], "one page behind the other, and once"
+    assert max(ledger.held) == 1
+    assert ledger.held[-1] == 0
+
+
+async def test_a_changed_job_is_refused_before_anything_is_launched(folder: Folder) -> None:
+    """Engines that load a model for minutes were launched for a run that could not go on."""
+    await folder.be_stopped()
+    fleet = FleetConfig(roles={"judge": RoleConfig(command=("true",))})
+    cfg = msgspec.structs.replace(folder.cfg(), batch_groups=3, fleet=fleet)
+    workloads = workloads_of(scripted_workloads(100), folder.ledger)
+    async with open_backend_over(scripted_workloads(100)) as backend:
+        grounded = replace(backend, launcher=Grounded(backend.launcher))
+        with pytest.raises(ConfigError, match="batch_groups"):
+            await Conductor.run(cfg, backend=grounded, workloads=workloads, resume=True)
 
 
 async def test_what_was_lost_in_an_earlier_life_is_told_after_the_record_is_summed_up(folder: Folder) -> None:

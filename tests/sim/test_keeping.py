@@ -15,7 +15,7 @@ from backends.sim.virtual_time import run_virtual
 from conductor import checkpoints
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, EvaluationConfig, RunConfig
-from conductor.resuming import rebuild
+from conductor.past import rebuild
 from protocols.errors import EngineBusy, UserError
 from protocols.grading import Grade, GradeRequest
 from protocols.ledger import Checkpointed, CheckpointsReleased, LedgerEvent, Resumed

@@ -21,7 +21,8 @@ from conductor.validation import site_of
 from protocols.aio import open_tasks
 from protocols.backend import Inventory, Node, PlacementPort, ReserveRequest, Resources
 from protocols.errors import Transient
-from protocols.ledger import Incident, LedgerEvent, Record
+from protocols.incidents import Incident
+from protocols.ledger import LedgerEvent, Record
 from tests.support.runs import run_config
 
 HALF = Resources(cpus=4, accelerators=4, memory_gib=4)

@@ -25,7 +25,8 @@ from conductor.validation import site_of
 from protocols.aio import open_tasks
 from protocols.faults import FaultPlan, parse_plan
 from protocols.fleet import Cause
-from protocols.ledger import Incident, LedgerEvent, Record
+from protocols.incidents import Incident
+from protocols.ledger import LedgerEvent, Record
 from protocols.messages import WorkerId
 from tests.support.runs import run_config
 

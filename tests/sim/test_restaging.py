@@ -13,13 +13,13 @@ from conductor.bootstrap import open_ports
 from conductor.context import RunContext
 from conductor.core.waits import Waits
 from conductor.failures import Failures
+from conductor.life import conduct, make_context
 from conductor.observe.observer import Unwatched
 from conductor.result import RunResult
-from conductor.runtime import conduct, make_context
 from protocols.aio import Doorbell, clock, open_tasks
 from protocols.errors import WorkerLost
+from protocols.incidents import Incident
 from protocols.inference import PublishReceipt, WeightsManifest
-from protocols.ledger import Incident
 from protocols.messages import WeightVersion, WorkerId
 from tests.support.runs import open_backend_over, run_config, workloads_of
 from tests.support.scripted.workloads import ScriptedWorkloads, scripted_workloads

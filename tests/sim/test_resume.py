@@ -16,8 +16,8 @@ from backends.sim.prompts import ScriptedPrompts
 from backends.sim.virtual_time import run_virtual
 from conductor.config import CheckpointConfig, FilterConfig, RunConfig
 from conductor.core.leases import LeaseTable
+from conductor.past import rebuild
 from conductor.result import RunResult
-from conductor.resuming import rebuild
 from protocols.errors import BadPrompt, ConductorError, ConfigError, EngineBusy, UserError
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.ledger import (

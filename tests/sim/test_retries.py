@@ -13,8 +13,8 @@ from backends.ledgers.memory import MemoryLedger
 from backends.sim.grader import alternating
 from backends.sim.trainer import ScriptedTrainer
 from conductor.core.lease import State
+from conductor.past import rebuild
 from conductor.result import RunResult
-from conductor.resuming import rebuild
 from protocols.errors import BudgetExhausted, ConductorError, EngineBusy, PayloadLost, Transient, WorkerLost
 from protocols.grading import Grade, GradeFault, GradeRequest
 from protocols.inference import WeightsManifest

@@ -18,10 +18,10 @@ from conductor.context import RunContext
 from conductor.core.waits import Waits
 from conductor.failures import Failures
 from conductor.inspection import inspect
+from conductor.life import conduct, make_context
 from conductor.observe.observer import Unwatched
 from conductor.ports import Workloads
 from conductor.result import RunResult
-from conductor.runtime import conduct, make_context
 from conductor.simulation.life import in_simulation
 from conductor.status import take_status
 from conductor.validation import site_of
@@ -29,7 +29,8 @@ from protocols.aio import clock, open_tasks
 from protocols.backend import WorkloadSpec
 from protocols.errors import Transient, UserError
 from protocols.faults import parse_plan
-from protocols.ledger import LedgerEvent, Record, Scaled
+from protocols.incidents import Scaled
+from protocols.ledger import LedgerEvent, Record
 from tests.support.runs import run_config
 
 Acts = Callable[[RunContext], Coroutine[Any, Any, None]]

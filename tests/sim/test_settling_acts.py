@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint
 from backends.ledgers.memory import MemoryLedger
 from backends.sim.trainer import ScriptedTrainer
 from conductor.core.lease import State
-from conductor.resuming import rebuild
+from conductor.past import rebuild
 from protocols.errors import ConductorError, PortFailed
 from protocols.inference import AbortReport
 from protocols.ledger import AbortConfirmed, Committed, LedgerEvent

@@ -15,8 +15,9 @@ from conductor.result import RunResult
 from conductor.validation import site_of
 from protocols.backend import LauncherPort, WorkerState, WorkloadSpec
 from protocols.errors import WorkerLost
+from protocols.incidents import Incident
 from protocols.inference import InferenceControllerPort, Sampling
-from protocols.ledger import AbortConfirmed, Aborting, Incident, LedgerEvent
+from protocols.ledger import AbortConfirmed, Aborting, LedgerEvent
 from protocols.messages import WorkerId
 from protocols.roles import RolesPort
 from protocols.sections import Section

@@ -15,15 +15,16 @@ from backends.sim.world import open_world
 from conductor.conductor import Conductor
 from conductor.config import CheckpointConfig, FleetConfig, RoleConfig, RunConfig
 from conductor.core.leases import LeaseTable
+from conductor.past import rebuild
 from conductor.ports import Workloads
 from conductor.result import RunResult
-from conductor.resuming import rebuild
 from conductor.validation import site_of
 from protocols.errors import BudgetExhausted, PortFailed
 from protocols.faults import parse_plan
 from protocols.fleet import Restarts
+from protocols.incidents import Incident
 from protocols.inference import Sampling
-from protocols.ledger import Incident, LedgerEvent, Resumed
+from protocols.ledger import LedgerEvent, Resumed
 from protocols.sections import Section
 from tests.support.runs import run_config
 

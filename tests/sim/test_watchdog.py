@@ -11,8 +11,8 @@ from conductor import runtime
 from conductor.config import Deadlines, RunConfig
 from conductor.core.admission import Admission
 from conductor.observe.observer import Unwatched
+from conductor.past import rebuild
 from conductor.result import RunResult
-from conductor.resuming import rebuild
 from protocols.errors import ConductorError, EngineBusy, PortFailed, Stalled
 from protocols.inference import AbortReport, EngineStatus
 from protocols.messages import WorkerId

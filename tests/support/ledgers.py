@@ -10,7 +10,7 @@ from typing import Any
 from backends.ledgers import sqlite
 from backends.sim.payloads import ScriptedPayloads
 from protocols.adapters import Host
-from protocols.ledger import Aborting, Generating, LedgerEvent
+from protocols.ledger import Aborting, Generating, LedgerEvent, LedgerPort
 from protocols.messages import LeaseId
 from protocols.sections import Site
 
@@ -30,6 +30,14 @@ def bulky(lease: int, size: int) -> LedgerEvent:
 def site_of(run_dir: Path, *, resume: bool = False) -> Site:
     """Return the facts about a run in a folder."""
     return Site(job_dir="/", run_dir=str(run_dir), resume=resume)
+
+
+async def replayed(ledger: LedgerPort) -> tuple[LedgerEvent, ...]:
+    """Return all events of a ledger, read page by page."""
+    events: tuple[LedgerEvent, ...] = ()
+    while page := await ledger.replay(len(events)):
+        events += page
+    return events
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from backends.ledgers._sqlite.failures import translated
-from backends.ledgers._sqlite.form import TABLES, Head, read_end, read_events, read_head
+from backends.ledgers._sqlite.form import TABLES, Head, read_end, read_head, read_page
 from backends.ledgers._sqlite.lock import held
 from backends.ledgers._sqlite.mark import MarkWriter, count_lost, mark_path, open_mark, read_mark
 from backends.ledgers._sqlite.rows import End, pack
@@ -70,11 +70,10 @@ class Store:
             self._failure = exc.message
             raise
 
-    def replay(self) -> tuple[LedgerEvent, ...]:
-        """Return all events in order; see ``LedgerPort.replay``."""
+    def replay(self, after: int) -> tuple[LedgerEvent, ...]:
+        """Return events behind the first ``after``; see ``LedgerPort.replay``."""
         with translated(self._path):
-            events, _ = read_events(self._db, self._head.start, self._path)
-        return tuple(events)
+            return tuple(read_page(self._db, self._head.start, self._end, after, self._path))
 
     def compact(self, events: Sequence[bytes]) -> None:
         """Put encoded events in the place of all others, at once or not at all; the file shrinks.

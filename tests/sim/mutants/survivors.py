@@ -68,7 +68,7 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "settle_run: no block: with _tried(failed):": "a sweep says itself that it failed; only its deadline gets out",
     },
     "conductor.keeping": {
-        "_pending: bound: version < served": (
+        "_pending: bound: version >= served": (
             "a hole: only reserved engines that are behind evaluate later what is served, and no test has them"
         ),
     },

@@ -62,10 +62,8 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "conductor.abort": _runs("ages", "ends", "stop", "pipeline", "abort", "staleness", "retries"),
     "conductor.keeping": _runs("keeping"),
     "conductor.settling": _runs("settling_acts", "settling", "abort", "evaluation", "durability"),
-    "conductor.resuming": (
-        f"{_FLEET}/test_planned.py",
-        *_runs("going_on", "resume", "keeping", "evaluation", "durability"),
-    ),
+    "conductor.past": (f"{_FLEET}/test_planned.py", *_runs("going_on", "resume", "evaluation")),
+    "conductor.resuming": _runs("going_on", "resume", "keeping", "evaluation", "durability"),
     "conductor.fleet.attendance": (_FLEET, "tests/contract/test_roles.py", *_runs("scaling")),
     "conductor.fleet.failover": (_FLEET, *_runs("scaling")),
     "conductor.fleet.group": (_FLEET, *_runs("scaling")),

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from conductor.cli.main import main
 from conductor.inspection import inspect, read_record
 from conductor.loading import read_job
-from conductor.resuming import steps_of
+from conductor.past import steps_of
 from conductor.review.curves import CHARTS
 from conductor.review.page import chart_library, page
 from conductor.review.report import report, report_on

@@ -13,7 +13,7 @@ from backends.inproc.payloads import InprocPayloads
 from backends.ledgers import sqlite
 from conductor.cli.main import main
 from protocols.adapters import Host
-from protocols.ledger import Incident
+from protocols.incidents import Incident
 from protocols.messages import WeightVersion, WorkerId
 from protocols.sections import Site
 from tests.unit.cli.test_commands import JOB, SCRIPTED

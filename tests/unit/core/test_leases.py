@@ -7,6 +7,7 @@ import pytest
 
 from conductor.core.lease import SETTLED, TRANSITIONS, State
 from conductor.core.leases import LeaseTable
+from conductor.core.registry import CheckpointRegistry
 from protocols.errors import InvariantError
 from protocols.grading import Grade
 from protocols.inference import Segment
@@ -14,6 +15,7 @@ from protocols.ledger import (
     AbortConfirmed,
     Aborting,
     Admitted,
+    CheckpointBegun,
     Checkpointed,
     Claimed,
     Committed,
@@ -265,3 +267,30 @@ def test_epochs_are_part_of_what_a_replay_rebuilds() -> None:
     assert table.tally.epoch == 0
     table.apply(EpochClosed(epoch=0))
     assert (table.tally.epoch, table.tally.progress) == (None, 1)
+
+
+def test_what_a_record_says_of_checkpoints_reaches_their_registry() -> None:
+    """A resume goes back by the table and removes files by the registry: at odds they remove what is needed."""
+    v1, v2 = WeightVersion(1), WeightVersion(2)
+    table, alone = LeaseTable(), CheckpointRegistry()
+
+    def both(*events: LedgerEvent) -> None:
+        for event in events:
+            table.apply(event)
+            alone.apply(event)
+            assert vars(table.checkpoints) == vars(alone), type(event).__name__
+
+    both(started(), stepped(1), CheckpointBegun(version=v1))
+    summed_up = table.compacted()
+    both(stepped(2), Checkpointed(version=v1, kept=(v1,)), CheckpointBegun(version=v2), Resumed(version=v1))
+    table, alone = LeaseTable(), CheckpointRegistry()
+    both(started(), summed_up)
+    assert alone.begun == v1
+
+
+def test_a_step_whose_checkpoint_is_begun_is_remembered_while_steps_go_on() -> None:
+    table = LeaseTable()
+    for event in (started(), stepped(1), CheckpointBegun(version=WeightVersion(1)), stepped(2), stepped(3)):
+        table.apply(event)
+    table.apply(Checkpointed(version=WeightVersion(1), kept=(WeightVersion(1),)))
+    assert tuple(table.settlements.cuts) == (1, 3)

@@ -16,7 +16,7 @@ from conductor.fleet.journal import Journal
 from protocols.backend import LauncherPort, Resources, WorkerState, WorkloadSpec
 from protocols.errors import BudgetExhausted, ConductorError, InvariantError, StateLost, Transient, WorkerLost
 from protocols.fleet import Cause, PlannedRole, Restarts
-from protocols.ledger import Incident
+from protocols.incidents import Incident
 from protocols.messages import WeightVersion, WorkerId
 from protocols.pauses import pause_s
 from protocols.sections import Site
@@ -33,12 +33,14 @@ class Fleet:
         launches: Every launch, in order.
         refusals: What the next launches raise.
         silent: Workers that answer nothing.
+        kill_s: Seconds that it takes to end one.
     """
 
     def __init__(self) -> None:
         self.launches: list[WorkerId] = []
         self.refusals: list[Exception] = []
         self.silent: set[WorkerId] = set()
+        self.kill_s = 0.0
         self.polls = 0
         self._states: dict[WorkerId, WorkerState] = {}
 
@@ -60,7 +62,7 @@ class Fleet:
         return dict(self._states)
 
     async def kill(self, worker: WorkerId) -> None:
-        await anyio.lowlevel.checkpoint()
+        await anyio.sleep(self.kill_s)
         self.silent.discard(worker)
         self._states.pop(worker, None)
 

@@ -25,7 +25,7 @@ from conductor.validation import find_problems, site_of
 from protocols.aio import open_tasks
 from protocols.errors import ConfigError, InvariantError, PortFailed
 from protocols.fleet import Vertex
-from protocols.ledger import Incident
+from protocols.incidents import Incident
 from protocols.sections import Section
 from tests.sim.test_moving import Nodes
 from tests.support.runs import run_config

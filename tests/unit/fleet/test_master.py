@@ -30,7 +30,8 @@ from protocols.aio import open_tasks
 from protocols.backend import LauncherPort, Resources
 from protocols.errors import BudgetExhausted, ConductorError, PortFailed
 from protocols.fleet import PlannedRole, Restarts
-from protocols.ledger import Incident, LedgerEvent, Record
+from protocols.incidents import Incident
+from protocols.ledger import LedgerEvent, Record
 from protocols.messages import WorkerId
 from protocols.sections import Section, Site
 from tests.sim.test_moving import Nodes

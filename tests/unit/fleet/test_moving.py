@@ -18,7 +18,7 @@ from conductor.fleet.reservation import open_reservations
 from protocols.backend import Inventory, LauncherPort, ReserveRequest, WorkerState, WorkloadSpec
 from protocols.errors import Infeasible, Transient
 from protocols.fleet import Cause, Plan
-from protocols.ledger import Incident, Scaled
+from protocols.incidents import Incident, Scaled
 from protocols.messages import WeightVersion, WorkerId
 from protocols.sections import Site
 from tests.unit.planning.fleets import fleet_of, job, node
@@ -134,6 +134,14 @@ async def test_the_domain_is_set_aside_after_some_losses_of_any_of_its_workers()
         assert world.acts == []
         assert await lost(mover, group, [A], "controller") == (f"{A} is moved from a to b",)
         assert await lost(mover, group, [A], "worker") == (), "the new place is a good one"
+
+
+async def test_a_place_may_be_set_aside_before_anybody_was_lost_there() -> None:
+    """A node that fails a check has lost nobody yet."""
+    async with opened() as (world, mover, group):
+        mover.set_aside([A])
+        assert await mover.move(group, [B], JOURNAL) == (f"{B} is moved from a to b",), "it was on the same node"
+        assert (world.held[A], world.held[B]) == ("a", "b")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import pytest
 from conductor.config import RoleConfig
 from conductor.core.planning.plan import plan
 from conductor.fleet.planned import PLAN_FILE, planned, read_plan, write_plan
-from conductor.resuming import aside_of
+from conductor.past import aside_of
 from protocols.errors import ConfigError
 from protocols.fleet import Plan
-from protocols.ledger import Incident, Resumed, Stepped
+from protocols.incidents import Incident
+from protocols.ledger import Resumed, Stepped
 from protocols.messages import WeightVersion
 from protocols.tracking import StepRecord
 from tests.unit.planning.fleets import fleet_of, job, node

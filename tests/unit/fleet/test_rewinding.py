@@ -11,7 +11,7 @@ from conductor.fleet.journal import Journal
 from conductor.fleet.rewinding import Rewinding
 from protocols.errors import BudgetExhausted, PortFailed, StateLost
 from protocols.fleet import Restarts
-from protocols.ledger import Incident
+from protocols.incidents import Incident
 from protocols.messages import WeightVersion
 from protocols.pauses import pause_s
 

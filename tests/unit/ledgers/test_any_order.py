@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backends.ledgers import sqlite
 from protocols.ledger import LedgerEvent
 from tests.support.arbitrary import values
-from tests.support.ledgers import leave_as_killed, open_sqlite, site_of
+from tests.support.ledgers import leave_as_killed, open_sqlite, replayed, site_of
 
 Action = tuple[Literal["append", "compact", "close", "kill"], int]
 
@@ -51,7 +51,7 @@ async def act(folder: Path, actions: Sequence[Action], events: Sequence[LedgerEv
                 await stack.aclose()
                 ledger = await stack.enter_async_context(open_sqlite(lives[-1], resume=resume))
             assert await ledger.lost() == 0
-            assert list(await ledger.replay()) == expected
+            assert list(await replayed(ledger)) == expected
             assert list(sqlite.read(sqlite.Config(), site_of(lives[-1])).events) == expected
 
 

@@ -22,7 +22,7 @@ from backends.ledgers import sqlite
 from backends.ledgers._sqlite.mark import mark_path, read_mark
 from protocols.errors import CorruptLedger, PortFailed, UserError
 from protocols.sections import Site
-from tests.support.ledgers import bulky, generating, leave_as_killed, open_sqlite, site_of, unprivileged
+from tests.support.ledgers import bulky, generating, leave_as_killed, open_sqlite, replayed, site_of, unprivileged
 from tests.support.texts import exactly
 
 pytestmark = pytest.mark.real_time
@@ -71,7 +71,7 @@ class TestWhoseItIs:
         await write_run(tmp_path, 0, 1)
         first = sqlite.read(CFG, site_of(tmp_path))
         async with open_sqlite(tmp_path, resume=True) as ledger:
-            assert await ledger.replay() == (generating(0), generating(1))
+            assert await replayed(ledger) == (generating(0), generating(1))
             await ledger.append((generating(2),))
             await ledger.compact((generating(3),))
         second = sqlite.read(CFG, site_of(tmp_path))
@@ -170,7 +170,7 @@ class TestWhoMayOpenIt:
                     pass
             await ledger.append((generating(1),))
         async with open_sqlite(tmp_path, resume=True) as ledger:
-            assert await ledger.replay() == (generating(0), generating(1))
+            assert await replayed(ledger) == (generating(0), generating(1))
 
     async def test_a_folder_that_cannot_be_written_to_is_refused(self, shared: Path) -> None:
         with read_only(shared / "run"), pytest.raises(UserError, match=exactly(UNOPENED)):
@@ -263,7 +263,7 @@ class TestItsEdges:
         with pytest.raises(PortFailed, match="closed"):
             await ledger.append((generating(0),))
         with pytest.raises(PortFailed, match="closed"):
-            await ledger.replay()
+            await replayed(ledger)
 
     async def test_full_durability_asks_the_disk_at_every_commit(self, tmp_path: Path) -> None:
         async with open_sqlite(tmp_path, synchronous="full") as ledger:
@@ -284,9 +284,9 @@ class TestItsEdges:
             await ledger._thread.ask(lambda store: store._db.execute("PRAGMA max_page_count = 1").fetchall())
             with pytest.raises(PortFailed, match="disk is full"):
                 await ledger.compact((bulky(0, 100_000),))
-            assert await ledger.replay() == (generating(0),)
+            assert await replayed(ledger) == (generating(0),)
             await ledger.append((generating(1),))
-            assert await ledger.replay() == (generating(0), generating(1))
+            assert await replayed(ledger) == (generating(0), generating(1))
 
     async def test_a_reader_in_the_way_of_compaction_sees_the_old_record(self, tmp_path: Path) -> None:
         async with open_sqlite(tmp_path) as ledger:
@@ -297,7 +297,7 @@ class TestItsEdges:
             await ledger.compact((generating(2),))
             assert reader.execute("SELECT max(seq) FROM events").fetchone() == (before,)
             reader.close()
-            assert await ledger.replay() == (generating(2),)
+            assert await replayed(ledger) == (generating(2),)
 
     async def test_a_foreign_writer_in_the_way_is_named(self, tmp_path: Path) -> None:
         async with open_sqlite(tmp_path) as ledger:
@@ -315,7 +315,7 @@ class TestItsEdges:
         with capture_logs() as logs:
             async with open_sqlite(tmp_path, resume=True) as ledger:
                 assert await ledger.lost() == 0
-                assert await ledger.replay() == (generating(0), generating(1))
+                assert await replayed(ledger) == (generating(0), generating(1))
                 await ledger.append((generating(2),))
         assert [entry["event"] for entry in logs] == ["ledger.mark_torn"]
         mended = read_mark(tmp_path / "ledger.sqlite")
@@ -348,9 +348,9 @@ class TestItsThread:
         async with open_sqlite(tmp_path) as ledger:
             with capture_logs() as logs:
                 async with anyio.create_task_group() as tasks:
-                    for wait in (lambda: ledger._thread.ask(bug), ledger.replay, lambda: ledger.append(())):
+                    for wait in (lambda: ledger._thread.ask(bug), lambda: ledger.replay(0), lambda: ledger.append(())):
                         tasks.start_soon(_fails, wait)
-            await _fails(ledger.replay)
+            await _fails(lambda: ledger.replay(0))
             await _fails(lambda: ledger.append((generating(0),)))
         assert [entry["event"] for entry in logs] == ["ledger.failed"]
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from conductor.review.chronicle import chronicle
 from protocols.grading import Grade
+from protocols.incidents import Incident
 from protocols.ledger import (
     Aborting,
     Admitted,
@@ -12,7 +13,6 @@ from protocols.ledger import (
     Committed,
     Generating,
     Graded,
-    Incident,
     Readmitted,
     Restored,
     Resumed,
