@@ -70,14 +70,8 @@ async def conduct(ctx: RunContext) -> RunResult:
     seconds = 0.0
     try:
         async with anyio.create_task_group() as background:
-            if ctx.cfg.lag_interval_s:
-                ctx.start(background, "lag monitor", ctx.lag.run, ctx.cfg.lag_interval_s)
-            ctx.start(background, "watchdog", watch, ctx)
             journal = journal_of(ctx)
-            for failover in ctx.ports.failovers:
-                ctx.start(background, f"failover of {failover.role.name}", failover.run, journal)
-            if ctx.ports.scaler is not None:
-                ctx.start(background, "scaling", ctx.ports.scaler.run, journal)
+            _look_after(ctx, background, journal)
             await _warm_up(ctx, background)
             await ctx.rewinding.arrive(journal)
             with seldom_collected(ctx.cfg.freeze_gc):
@@ -106,6 +100,17 @@ async def conduct(ctx: RunContext) -> RunResult:
         if isinstance(error, anyio.get_cancelled_exc_class()):
             await _save_when_stopped(ctx, error)  # noqa: ASYNC102 - shielded there, with a deadline
     return _result(ctx, seconds)
+
+
+def _look_after(ctx: RunContext, background: TaskGroup, journal: Journal) -> None:
+    """Start what watches over the run and its workers until the stages have ended."""
+    if ctx.cfg.lag_interval_s:
+        ctx.start(background, "lag monitor", ctx.lag.run, ctx.cfg.lag_interval_s)
+    ctx.start(background, "watchdog", watch, ctx)
+    for failover in ctx.ports.failovers:
+        ctx.start(background, f"failover of {failover.role.name}", failover.run, journal)
+    if ctx.ports.scaler is not None:
+        ctx.start(background, "scaling", ctx.ports.scaler.run, journal)
 
 
 def journal_of(ctx: RunContext) -> Journal:

@@ -20,10 +20,10 @@ from conductor.jobfile import JOB_FILE
 from conductor.past import evaluations_of, steps_of
 from conductor.result import RunResult
 from protocols.backend import LauncherPort, WorkloadSpec
-from protocols.errors import ConductorError, ConfigError, EngineBusy, UserError
+from protocols.errors import ConductorError, ConfigError, CorruptLedger, EngineBusy, UserError
 from protocols.incidents import Incident
-from protocols.ledger import Admitted, Evaluated, LedgerEvent, Resumed, Stepped
-from protocols.messages import WeightVersion, WorkerId
+from protocols.ledger import AbortConfirmed, Admitted, Evaluated, LedgerEvent, Resumed, Stepped
+from protocols.messages import LeaseId, WeightVersion, WorkerId
 from protocols.prompts import SourceState
 from protocols.rollouts import RolloutLease
 from protocols.tracking import StepRecord
@@ -157,6 +157,19 @@ async def test_the_record_is_read_once_and_let_go_before_the_run_goes_on(folder:
     assert ledger.read_from == [*range(0, events, 5), events], "one page behind the other, and once"
     assert max(ledger.held) == 1
     assert ledger.held[-1] == 0
+
+
+async def test_an_event_that_contradicts_is_named_by_its_number_in_the_record(folder: Folder) -> None:
+    """Whoever mends a record counts from its beginning, not from that of a page."""
+    folder.ledger = ledger = PagingLedger()
+    await folder.be_stopped()
+    number = len(ledger._events)
+    assert number > 5
+    await ledger.append((AbortConfirmed(lease_id=LeaseId("L999")),))
+    with pytest.raises(
+        CorruptLedger, match=exactly(f"event {number} of the record (AbortConfirmed): L999 was never admitted")
+    ):
+        await folder.live()
 
 
 async def test_a_changed_job_is_refused_before_anything_is_launched(folder: Folder) -> None:

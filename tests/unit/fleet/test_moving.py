@@ -180,3 +180,14 @@ async def test_where_there_is_no_other_domain_nothing_is_tried() -> None:
     async with opened(fleet_of(node("a", cpus=8))) as (world, mover, group):
         assert await lost(mover, group, [A], "preemption") == ()
         assert world.acts == []
+
+
+async def test_where_there_is_no_room_elsewhere_it_stays_unless_its_node_is_gone() -> None:
+    """A doubtful node is better than none; on one that is gone nothing can be launched, and the numbers say why."""
+    full = fleet_of(node("a", cpus=8), node("b", cpus=1))
+    async with opened(full) as (world, mover, group):
+        assert await lost(mover, group, [A], "preemption") == ()
+        world.inventory_ = fleet_of(node("b", cpus=1))
+        with pytest.raises(Infeasible, match=f"{A} cannot be launched, since the node is gone"):
+            await mover.move(group, [A], JOURNAL)
+        assert world.acts == []
