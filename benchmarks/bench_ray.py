@@ -68,7 +68,10 @@ DEMO = (
     "train.threads=1",
     "checkpoint.every=0",
 )
-LARGER = ("model.config={ n_embd = 256, n_layer = 4, n_head = 4, n_positions = 32, tie_word_embeddings = false }",)
+LARGER = (
+    "steps=6",
+    "model.config={ n_embd = 256, n_layer = 4, n_head = 4, n_positions = 32, tie_word_embeddings = false }",
+)
 TRAINER = WorkerId("train/0")
 ENGINES = tuple(WorkerId(f"engine/{number}") for number in range(4))
 Rows = dict[str, list[float]]
