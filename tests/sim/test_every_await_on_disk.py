@@ -39,7 +39,7 @@ class Life:
         self.run_dir = run_dir
         self.durability: Durability = durability
         scripted = scripted_workloads(ScriptedPrompts(7, epochs=2), duration_s=lambda _: 0.0, rewards=troubled)
-        self.trainer = ChainedTrainer(scripted.payloads, step_s=0.0)
+        self.trainer = ChainedTrainer(scripted.payloads, step_s=0.0, save_s=0.01)  # on a real clock
         self.scripted: ScriptedWorkloads = replace(scripted, trainer=self.trainer)
 
     @property

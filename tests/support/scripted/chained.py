@@ -18,13 +18,19 @@ from protocols.training import BatchLease, CheckpointRequest, StepReport, Traine
 class ChainedTrainer(ScriptedTrainer):
     """Ends with other weights when one token, one advantage or the order of two groups is another.
 
+    Args:
+        payloads: Where groups are.
+        step_s: How long a step takes.
+        save_s: How long a checkpoint takes.
+
     Attributes:
         weights: The digest.
     """
 
-    def __init__(self, payloads: PayloadPort, *, step_s: float = 1.0) -> None:
+    def __init__(self, payloads: PayloadPort, *, step_s: float = 1.0, save_s: float = 0.5) -> None:
         super().__init__(payloads, step_s=step_s)
         self._store = payloads
+        self._save_s = save_s
         self._gradient = ""
         self._copy: str | None = None
         self.weights = "initial"
@@ -51,9 +57,9 @@ class ChainedTrainer(ScriptedTrainer):
         return version
 
     async def save(self, request: CheckpointRequest) -> WeightVersion:
-        """Write the digest as well, which takes half a second."""
+        """Write the digest as well, which takes its time."""
         weights, self._copy = self._copy or self.weights, None
-        await anyio.sleep(0.5)
+        await anyio.sleep(self._save_s)
         (Path(request.path) / "weights").write_text(weights)
         return await super().save(request)
 

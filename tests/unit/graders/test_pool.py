@@ -39,6 +39,8 @@ def reward(completion, folder=None):
             while True: time.sleep(0.001)
         except TimeoutError:
             return 0.5
+    if completion == "hang":
+        while True: pass
     if completion == "child":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         open(f"{folder}/child", "w").write(str(child.pid))
@@ -212,7 +214,7 @@ def test_the_callers_script_is_not_run_again(job_dir: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 def test_a_killed_run_takes_its_processes_along(job_dir: str) -> None:
     """I75: the driver was killed, and what it had started lived on. Here the reward even hangs."""
-    with run_script(Path(job_dir), "child") as process:
+    with run_script(Path(job_dir), "hang") as process:
         assert process.stdout is not None
         process.stdout.readline()
         pid = int(process.stdout.readline())
