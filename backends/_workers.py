@@ -28,7 +28,7 @@ class Worker(Protocol):
         ...
 
     async def call(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a method of its workload; it is on its way before this first yields."""
+        """Call a method of its workload; before this first yields it is on its way, or waits in line."""
         ...
 
     async def end(self) -> None:
@@ -76,7 +76,7 @@ class Workers(Reachable, Generic[W]):
     async def call(self, worker_id: WorkerId, method: str, args: tuple[Any, ...]) -> Any:
         """Call a workload's method; see ``LauncherPort.call``. It ends when the process does.
 
-        It is on its way before this first yields: an abort is submitted before anything is awaited.
+        Before this first yields it is on its way, or waits in line behind others; an abort never waits.
         """
         worker = self._workers.get(worker_id)
         if worker is None:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import anyio
-import anyio.to_thread
 import ray
 from anyio.abc import TaskGroup
 
@@ -21,7 +20,7 @@ from backends.ray.messages import ASKED, TAKEN_BACK, Asked, Call, Facts, LaunchO
 from backends.ray.order import Withdrawals
 from backends.ray.payloads import RayPayloads
 from backends.ray.process import prepare, started_at
-from backends.ray.stored import Parcel, Sums, sums_in
+from backends.ray.stored import Sums
 from protocols.adapters import Host
 from protocols.aio import Doorbell, open_tasks, owned
 from protocols.errors import WorkerLost
@@ -43,7 +42,7 @@ class WorkloadActor:
     def __init__(self, order: LaunchOrder, directory: Any) -> None:
         prepare(order)
         self._order = order
-        self._directory = directory
+        self._payloads = RayPayloads(directory, answers_sums=True)
         self._codec = Codec(PORTS[order.spec.section])
         self._workload: Any = None
         self._settled = anyio.Event()  # it is open, or never will be
@@ -80,16 +79,17 @@ class WorkloadActor:
         order = self._order
         inference = self._controller.port("inference", InferenceControllerPort)
         roles = self._controller.port("roles", RolesPort)
-        payloads = RayPayloads(self._directory, answers_sums=True)
-        host = Host(site=order.spec.site, payloads=payloads, inference=inference)
+        host = Host(site=order.spec.site, payloads=self._payloads, inference=inference)
         async with opened(order.spec, host, roles) as workload, open_tasks() as self._hosted:
             self._opening = anyio.CancelScope()  # what is open closes by itself
             self._workload = workload
             gc.collect()
             gc.freeze()  # a full collection with torch loaded stops everything for 0.1 s and more
             self._settled.set()
-            await self._closing.wait()
-            self._workload = None
+            try:
+                await self._closing.wait()
+            finally:
+                self._workload = None  # closing takes a while, whatever it closes for
             await self._end_calls()
 
     async def facts(self) -> Facts:
@@ -134,9 +134,10 @@ class WorkloadActor:
         """Begin to answer calls; the answers come by mail."""
         for call in calls:
             if self._workload is None:
+                self._withdrawals.arrive(call[0])
                 self._mailbox.answer(call[0], TAKEN_BACK)
             else:
-                self._hosted.start_soon(self._answer_by_mail, call, name=f"call {call[0]}")
+                self._hosted.start_soon(owned, "call", self._answer_by_mail, call, name=f"call {call[0]}")
         return [None for _ in calls]
 
     async def _answer_by_mail(self, call: Call) -> None:
@@ -158,9 +159,9 @@ class WorkloadActor:
         while number in self._calls:
             await self._call_ended.wait()
 
-    async def sums(self, *parcels: Parcel) -> tuple[Sums, ...]:
+    async def sums(self, objects: list[Any]) -> list[Sums]:
         """Return the checksums of objects that this process put."""
-        return await anyio.to_thread.run_sync(lambda: tuple(map(sums_in, parcels)))
+        return await self._payloads.sums(objects)
 
     async def mail(self) -> Mail:
         """Return what there is for the controller, and within a beat in any case: it is the sign of life."""
@@ -208,9 +209,9 @@ class _Controller:
             await answered.wait()
         finally:
             del self._waiting[number]
+            result, failure = self._replies.pop(number, TAKEN_BACK)
             if not answered.is_set():
                 self._mailbox.ask((number, asked, None, b""))
-        result, failure = self._replies.pop(number)
         if failure is not None:
             raise decode_failure(failure)
         if result is None:

@@ -9,10 +9,11 @@ import anyio
 from anyio.abc import TaskGroup
 
 from backends._failures import encode_failure
+from backends.ray.mailbox import reply_size
 from backends.ray.messages import ASKED, Asked, Question, Reply
 from backends.ray.together import Together
 from protocols.aio import owned
-from protocols.errors import ConductorError
+from protocols.errors import ConductorError, WorkerLost
 from protocols.wire import Codec
 
 
@@ -26,7 +27,7 @@ class Answers:
     """
 
     def __init__(self, actor: Any, ports: Mapping[Asked, Any], tasks: TaskGroup) -> None:
-        self._replies: Together[tuple[int, Reply], None] = Together(actor.replies.remote, "a worker")
+        self._replies: Together[tuple[int, Reply], None] = Together(actor.replies.remote, "a worker", reply_size)
         self._ports = {asked: (port, Codec(ASKED[asked])) for asked, port in ports.items()}
         self._tasks = tasks
         self._asking: dict[int, anyio.CancelScope] = {}
@@ -43,10 +44,19 @@ class Answers:
 
     async def _answer(self, number: int, asked: Asked, method: str, args: bytes) -> None:
         try:
-            with self._asking[number], suppress(ConductorError):  # what ends the worker is told elsewhere
-                await self._replies.ask((number, await self._ask(asked, method, args)))
+            with self._asking[number]:
+                await self._reply(number, await self._ask(asked, method, args))
         finally:
             del self._asking[number]
+
+    async def _reply(self, number: int, reply: Reply) -> None:
+        with suppress(WorkerLost):  # which is told elsewhere
+            try:
+                await self._replies.ask((number, reply))
+            except WorkerLost:
+                raise
+            except ConductorError as exc:  # there was no room for it, maybe: whoever asked must not wait for ever
+                await self._replies.ask((number, (None, encode_failure(exc))))
 
     async def _ask(self, asked: Asked, method: str, args: bytes) -> Reply:
         try:

@@ -9,7 +9,7 @@ import ray.exceptions as rx
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from backends.ray import Config
-from backends.ray.directory import THREADS, PayloadDirectory
+from backends.ray.directory import GROUPS, PayloadDirectory
 from backends.ray.launcher import Manner, open_launcher
 from backends.ray.payloads import RayPayloads
 from backends.ray.placement import RayPlacement
@@ -31,8 +31,9 @@ async def open_backend(cfg: Config) -> AsyncGenerator[Backend]:
 def open_directory(session: Session) -> Generator[Any]:
     """Start the payload directory on the controller's node, where groups are spooled to; what it holds ends with it."""
     here = NodeAffinitySchedulingStrategy(session.node, soft=False)
-    options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": THREADS, "scheduling_strategy": here}
-    directory: Any = ray.remote(PayloadDirectory).options(**options).remote()
+    options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": here}
+    made: Any = ray.remote(concurrency_groups=GROUPS)  # pyright: ignore[reportCallIssue]
+    directory: Any = made(PayloadDirectory).options(**options).remote()
     try:
         yield directory
     finally:

@@ -1,7 +1,8 @@
 """Calls of the controller to one worker.
 
-One by itself is a call of Ray, which is the shortest way there and back. Those that are made in the same tick after it
-go together, and their answers come with the worker's mail: in a busy run a message carries dozens of them.
+One by itself is a call of Ray, which is the shortest way there and back. Those that are made in the same tick after it,
+or while such ones are under way, go together, and their answers come with the worker's mail: in a busy run a message
+carries dozens of them. An abort never waits for others.
 """
 
 import itertools
@@ -9,8 +10,10 @@ from functools import partial
 from typing import Any
 
 import anyio
+import ray.exceptions as rx
 
 from backends.ray.calls import carried
+from backends.ray.failures import translated
 from backends.ray.messages import TAKEN_BACK, Call, Reply
 from backends.ray.together import Together
 from protocols.aio import clock
@@ -29,11 +32,11 @@ class Calls:
         self._name = name
         self._numbers = itertools.count()
         self._first = True  # of its tick is the next call
-        self._together: Together[Call, None] = Together(actor.calls.remote, name)
+        self._together: Together[Call, None] = Together(actor.calls.remote, name, lambda call: len(call[2]))
         self._waiting: dict[int, _Waiting] = {}
 
     async def call(self, method: str, args: bytes) -> Reply:
-        """Return the answer to one call. It is on its way before this first yields.
+        """Return the answer to one call. Before this first yields it is on its way, or waits in line.
 
         Cancelling: the call is withdrawn, and over on return; see ``carried``.
 
@@ -42,10 +45,11 @@ class Calls:
         """
         number = next(self._numbers)
         call, abort = (number, method, args), partial(self._actor.withdraw.remote, number)
-        if self._first and not self._together.busy:
-            self._first = False
-            clock().call_soon(self._next_tick)
-            return await carried(self._actor.call.remote(call), self._name, abort)
+        if method == "abort" or (self._first and not self._together.busy):
+            if self._first:
+                self._first = False
+                clock().call_soon(self._next_tick)
+            return await carried(self._sent(call), self._name, abort)
         waiting = self._waiting[number] = _Waiting()
         try:
             return await carried(self._by_mail(call, waiting), self._name, abort)
@@ -57,6 +61,12 @@ class Calls:
         if (waiting := self._waiting.get(number)) is not None:
             waiting.reply = reply
             waiting.answered.set()
+
+    def _sent(self, call: Call) -> Any:
+        try:
+            return self._actor.call.remote(call)
+        except rx.RayError as exc:
+            raise translated(self._name, exc) from exc
 
     def _next_tick(self) -> None:
         self._first = True

@@ -91,4 +91,4 @@ async def _abort(sent: Any, name: str, stopped: Any) -> None:
             log.warning("abort.unconfirmed", worker_id=name, deadline_s=ABORT_DEADLINE_S)
             if isinstance(sent, ray.ObjectRef):
                 with suppress(rx.RayError, ValueError, TypeError):  # it has ended, or cannot be cancelled
-                    ray.cancel(sent)
+                    ray.cancel(sent, recursive=False)

@@ -1,17 +1,20 @@
 """What a worker has for the controller, which comes and asks for it."""
 
+from collections import deque
+
 import anyio
 
 from backends.ray.messages import Mail, Question, Reply
+from backends.ray.together import MESSAGE_BYTES
 from protocols.aio import Doorbell
 
 
 class Mailbox:
-    """Holds questions, and answers to calls that came together, until the controller takes them all."""
+    """Holds questions, and answers to calls that came together, until the controller takes them."""
 
     def __init__(self) -> None:
-        self._questions: list[Question] = []
-        self._answers: list[tuple[int, Reply]] = []
+        self._questions: deque[Question] = deque()
+        self._answers: deque[tuple[int, Reply]] = deque()
         self._bell = Doorbell()
 
     def ask(self, question: Question) -> None:
@@ -25,10 +28,22 @@ class Mailbox:
         self._bell.ring()
 
     async def take(self, within_s: float) -> Mail:
-        """Return all that there is, as soon as there is something, or nothing after a while."""
+        """Return what there is, as much as one message carries, as soon as there is something; or nothing."""
         with anyio.move_on_after(within_s):
             while not self._questions and not self._answers:
                 await self._bell.wait()
-        mail = self._questions, self._answers
-        self._questions, self._answers = [], []
+        mail: Mail = [], []
+        room = MESSAGE_BYTES
+        while room > 0 and self._questions:
+            mail[0].append(self._questions.popleft())
+            room -= len(mail[0][-1][3])
+        while room > 0 and self._answers:
+            mail[1].append(self._answers.popleft())
+            room -= reply_size(mail[1][-1])
         return mail
+
+
+def reply_size(answer: tuple[int, Reply]) -> int:
+    """Return the bytes of an answer."""
+    _, (result, failure) = answer
+    return len(result or b"") + len(failure or b"")

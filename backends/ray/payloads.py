@@ -6,19 +6,20 @@ is no object, as with Ray's own arguments and results: the actor that knows whos
 """
 
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import anyio
 import anyio.to_thread
 import ray
 import ray.exceptions as rx
 
 from backends._failures import decode_failure
-from backends._tensors import same_bytes
 from backends.ray.calls import result_of
 from backends.ray.failures import translated
+from backends.ray.previous import AT_HAND_S, Previous
 from backends.ray.stored import (
     Array,
     Listing,
@@ -26,24 +27,23 @@ from backends.ray.stored import (
     Part,
     Piece,
     Sums,
+    is_object,
     parcel_of,
     parted,
     size_of,
     sums_in,
     unpacked,
 )
-from backends.ray.together import Together
+from backends.ray.together import MESSAGE_BYTES, Together
 from protocols.backend import Bulk, PayloadPort
 from protocols.errors import InvariantError, WorkerLost
-from protocols.messages import PayloadRef
+from protocols.messages import Message, PayloadRef
 
 STORE = "payload store"
 
 _AT_ONCE = 4  # objects that are compared and copied at the same time: one alone does not fill the memory's bandwidth
-_SMALL = 100 << 10
+_SMALL = MESSAGE_BYTES
 """Bytes of what is no object. One costs its maker, its readers and the directory more messages than bytes."""
-
-_AT_HAND_S = 5.0  # for what this process put itself, and holds
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Held:
     Attributes:
         listing: What it is made of.
         parcels: In that order, references to objects, and parcels that are small.
-        sums: In that order, their checksums; None: ``maker`` is asked, once somebody on another node reads it.
-        maker: Ray's id of the actor that put it, or empty where that was none.
+        sums: In that order, their checksums; None: ``maker`` is asked by who reads it on another node.
+        maker: Ray's id of the actor that put it, where it is asked.
     """
 
     listing: Listing
@@ -63,12 +63,17 @@ class Held:
     maker: str = ""
 
 
+Change = tuple[PayloadRef, Held] | str
+"""What a process says to the directory: what it keeps, or whose payloads it releases."""
+
+
 class _Stored(NamedTuple):
     """A parcel that is stored.
 
     Attributes:
         arrays: What is in it.
         size: Bytes.
+        sums: Of them; None: they are made when somebody asks.
         object: What holds them: an object of Ray, or a copy.
         fresh: Whether that was made for it.
         moved: Names of those whose bytes are not as they were in the last mapping.
@@ -76,9 +81,10 @@ class _Stored(NamedTuple):
 
     arrays: tuple[Array, ...]
     size: int
+    sums: Sums | None
     object: Any
-    fresh: bool
-    moved: tuple[str, ...]
+    fresh: bool = True
+    moved: tuple[str, ...] = ()
 
 
 class RayPayloads:
@@ -97,13 +103,13 @@ class RayPayloads:
 
     def __init__(self, directory: Any, *, answers_sums: bool = False) -> None:
         self._directory = directory
-        self._keep: Together[tuple[PayloadRef, Held], None] = Together(directory.keep.remote, STORE)
+        self._changes: Together[Change, None] = Together(directory.change.remote, STORE, _size)
         self._find: Together[PayloadRef, Held | None] = Together(directory.find.remote, STORE)
-        self._release: Together[str, None] = Together(directory.release.remote, STORE)
         self._answers_sums = answers_sums
         self._maker = ""  # once the directory knows it
-        self._last: dict[tuple[Array, ...], Any] = {}
-        self._moving: frozenset[str] = frozenset()  # what was not in the last mapping as it was in the one before
+        self._previous = Previous()
+        self._summing = anyio.Lock()
+        self._sums: dict[Any, Sums] = {}
         self.bytes_put = 0
         self.bytes_got = 0
 
@@ -114,23 +120,38 @@ class RayPayloads:
             Transient: The store is full.
             InvariantError: ``value`` cannot be stored.
         """
-        if self._answers_sums and not self._maker:
+        if self._answers_sums and not self._maker and not isinstance(value, Message):
             await self._introduce()
         held = await anyio.to_thread.run_sync(self._put, ref, value)
-        await self._keep.ask((ref, held))
+        await self._changes.ask((ref, held))
 
     async def get(self, ref: PayloadRef) -> Bulk:
         """Return what was put; see ``PayloadPort.get``. Arrays lie in the object store: nobody writes to them."""
         found = await self._find.ask(ref)
         if found is None:
             raise not_held(ref)
-        value = await fetched(found, ref, lambda: result_of(self._directory.sums.remote(ref), STORE))
+        value = await fetched(found, ref, self._asked_for_sums)
         self.bytes_got += found.listing.size
         return value
 
     async def release(self, owner: str) -> None:
-        """Forget the payloads of every owner that starts with ``owner``; see ``PayloadPort.release``."""
-        await self._release.ask(owner)
+        """Forget the payloads of every owner that starts with ``owner``; see ``PayloadPort.release``.
+
+        What this process put before, cancelled or not, is there before.
+        """
+        await self._changes.ask(owner)
+
+    async def sums(self, objects: Sequence[Any]) -> list[Sums]:
+        """Return the checksums of objects that this process put. They are made once.
+
+        Raises:
+            RayError: One is gone.
+        """
+        async with self._summing:  # who asks second finds them
+            for one in objects:
+                if one not in self._sums:
+                    self._sums[one] = await anyio.to_thread.run_sync(_sums_of, one)
+            return [self._sums[one] for one in objects]
 
     async def owners(self) -> frozenset[str]:
         """Return the owners that hold something."""
@@ -150,15 +171,23 @@ class RayPayloads:
         await result_of(self._directory.meet.remote(maker, own.current_actor), STORE)
         self._maker = maker
 
+    async def _asked_for_sums(self, held: Held) -> list[Sums]:
+        maker = await result_of(self._directory.maker.remote(held.maker), STORE)
+        if maker is None:
+            raise WorkerLost(worker=STORE, cause="nobody knows who put it")
+        asked = [one for one, sums in zip(held.parcels, held.sums, strict=True) if sums is None]
+        told = iter(await result_of(maker.sums.remote(asked), STORE))
+        return [next(told) if sums is None else sums for sums in held.sums]
+
     def _put(self, ref: PayloadRef, value: Bulk) -> Held:
+        previous = self._previous  # another put may end meanwhile
         try:
-            message, parts = parted(value, self._moving)
-            before = self._before() if message is None else {}
-            if len(parts) > 1:
+            message, parts = parted(value, previous.moved)
+            if message is not None:  # a group, of which there are many
+                stored = [*map(_put_anew, parts)]
+            else:
                 with ThreadPoolExecutor(_AT_ONCE) as threads:
-                    stored = list(threads.map(lambda part: self._put_one(part, before), parts))
-            else:  # a group, of which there are many
-                stored = [self._put_one(part, before) for part in parts]
+                    stored = list(threads.map(lambda part: self._put_one(part, previous), parts))
         except TypeError as exc:
             raise InvariantError(f"{ref} cannot be stored: {exc}") from exc
         except rx.RayError as exc:
@@ -166,48 +195,39 @@ class RayPayloads:
         self.bytes_put += sum(one.size for one in stored if one.fresh)
         if message is None:
             moved = itertools.chain.from_iterable(one.moved for one in stored)
-            self._moving = frozenset(moved if before else ())
-            self._last = {one.arrays: one.object for one in stored}
+            objects = {one.arrays: one.object for one in stored}
+            self._previous = Previous(objects, moved if previous.objects else ())
+            kept = set(filter(is_object, objects.values()))
+            self._sums = {one: sums for one, sums in self._sums.items() if one in kept}
         return _held(message, stored, self._maker)
 
-    def _put_one(self, part: Part, before: Mapping[str, tuple[Array, Piece]]) -> _Stored:
+    def _put_one(self, part: Part, previous: Previous) -> _Stored:
+        """Put what a mapping has in one object, unless it is what it was."""
         arrays, parcel = parcel_of(part)
-        pairs = zip(arrays, parcel, strict=True)
-        moved = tuple(array.name for array, piece in pairs if not _as_before(array, piece, before))
-        known = None if moved else self._last.get(arrays)
-        stored = _object_of(parcel) if known is None else known
-        return _Stored(arrays, size_of(parcel), stored, fresh=known is None, moved=moved)
-
-    def _before(self) -> dict[str, tuple[Array, Piece]]:
-        """Return the last mapping's arrays and bytes; nothing where they are gone."""
-        objects = [one for one in self._last.values() if _is_object(one)]
-        try:
-            there = dict(zip(objects, ray.get(objects, timeout=_AT_HAND_S), strict=True))
-        except rx.RayError:
-            return {}
-        return {
-            array.name: (array, piece)
-            for arrays, one in self._last.items()
-            for array, piece in zip(arrays, there[one] if _is_object(one) else one, strict=True)
-        }
-
-
-def _as_before(array: Array, piece: Piece, before: Mapping[str, tuple[Array, Piece]]) -> bool:
-    was, bytes_before = before.get(array.name, (None, piece))
-    return was == array and same_bytes(piece.view, bytes_before.view)
+        moved = previous.others(arrays, parcel)
+        if not moved and (known := previous.objects.get(arrays)) is not None:
+            return _Stored(arrays, size_of(parcel), _sums_at_once(parcel, self._maker), known, fresh=False)
+        stored = _object_of(parcel)
+        return _Stored(arrays, size_of(parcel), _sums_at_once(parcel, self._maker), stored, moved=moved)
 
 
 def put_alone(value: Bulk) -> Held:
     """Put a payload that resembles none before it, and sum it up.
 
     Raises:
-        RayError: The store is full, or gone.
+        Transient: The store is full.
         TypeError: It holds what is neither message nor array.
     """
     message, parts = parted(value)
-    made = [parcel_of(part) for part in parts]
-    stored = [_Stored(arrays, size_of(one), _object_of(one), fresh=True, moved=()) for arrays, one in made]
-    return _held(message, stored)
+    try:
+        return _held(message, [*map(_put_anew, parts)])
+    except rx.RayError as exc:
+        raise translated(STORE, exc) from exc
+
+
+def _put_anew(part: Part) -> _Stored:
+    arrays, parcel = parcel_of(part)
+    return _Stored(arrays, size_of(parcel), sums_in(parcel), _object_of(parcel))
 
 
 def _object_of(parcel: Parcel) -> Any:
@@ -217,32 +237,35 @@ def _object_of(parcel: Parcel) -> Any:
     return ray.put(parcel)
 
 
+def _sums_at_once(parcel: Parcel, maker: str) -> Sums | None:
+    """Return the sums of what is small, and of everything where nobody can be asked for them later."""
+    return sums_in(parcel) if not maker or size_of(parcel) <= _SMALL else None
+
+
+def _sums_of(stored: Any) -> Sums:
+    return sums_in(ray.get(stored, timeout=AT_HAND_S))
+
+
 def _held(message: str | None, stored: Sequence[_Stored], maker: str = "") -> Held:
-    """Say what a payload is. The sums of arrays are left to ``maker``: those of a group take less than a question."""
-    objects = [one.object for one in stored]
-    listing = Listing(message, _node(), tuple(one.arrays for one in stored), sum(one.size for one in stored))
-    later = maker and message is None
-    return Held(listing, objects, tuple(None if later and _is_object(one) else sums_of(one) for one in objects), maker)
+    size = sum(one.size for one in stored)
+    listing = Listing(message, _node(), tuple(one.arrays for one in stored), size)
+    return Held(listing, [one.object for one in stored], tuple(one.sums for one in stored), maker)
 
 
-def _is_object(stored: Any) -> bool:
-    return not isinstance(stored, tuple)
+def _size(change: Change) -> int:
+    return len(change) if isinstance(change, str) else small_bytes(change[1])
 
 
-def sums_of(stored: Any) -> Sums:
-    """Return the checksums of a parcel, from the store of this node where that is an object.
-
-    Raises:
-        RayError: It is gone.
-    """
-    return sums_in(ray.get(stored, timeout=_AT_HAND_S) if _is_object(stored) else stored)
+def small_bytes(held: Held | None) -> int:
+    """Return the bytes of a payload that are in no object."""
+    return 0 if held is None else sum(size_of(one) for one in held.parcels if not is_object(one))
 
 
 def _node() -> str:
     return ray.get_runtime_context().get_node_id()
 
 
-async def fetched(held: Held, ref: PayloadRef, ask: Callable[[], Awaitable[Sequence[Sums] | None]]) -> Bulk:
+async def fetched(held: Held, ref: PayloadRef, ask: Callable[[Held], Awaitable[Sequence[Sums]]]) -> Bulk:
     """Return what was put, once all of it is on this node; what is not yet comes one object after the other.
 
     Who reads on the node where it was put reads the very bytes; on another they are compared with their checksums.
@@ -250,7 +273,7 @@ async def fetched(held: Held, ref: PayloadRef, ask: Callable[[], Awaitable[Seque
     Args:
         held: Where it lies.
         ref: What it is.
-        ask: Returns its checksums; None: nobody knows them any more.
+        ask: Asks its maker for the checksums that are not known.
 
     Raises:
         WorkerLost: Some of it is gone, or is not what was put.
@@ -258,9 +281,8 @@ async def fetched(held: Held, ref: PayloadRef, ask: Callable[[], Awaitable[Seque
     try:
         found = await anyio.to_thread.run_sync(_found_here, held, abandon_on_cancel=True)  # it ends by itself
         if found is None:
-            if (sums := await ask()) is None:
-                raise not_held(ref)
-            parcels = [await result_of(one, STORE) if _is_object(one) else one for one in held.parcels]
+            sums = await ask(held) if None in held.sums else [one for one in held.sums if one is not None]
+            parcels = [await result_of(one, STORE) if is_object(one) else one for one in held.parcels]
             found = await anyio.to_thread.run_sync(unpacked, held.listing, parcels, sums)
     except ValueError as exc:
         raise WorkerLost(worker=STORE, cause=f"{ref.key!r} of {ref.owner!r}: {exc}") from exc
@@ -272,9 +294,9 @@ def _found_here(held: Held) -> Bulk | None:
     if held.listing.node != _node():
         return None
     try:
-        objects = [one for one in held.parcels if _is_object(one)]
-        there = dict(zip(objects, ray.get(objects, timeout=_AT_HAND_S), strict=True))
-        return unpacked(held.listing, [there[one] if _is_object(one) else one for one in held.parcels])
+        objects = [one for one in held.parcels if is_object(one)]
+        there = dict(zip(objects, ray.get(objects, timeout=AT_HAND_S), strict=True))
+        return unpacked(held.listing, [there[one] if is_object(one) else one for one in held.parcels])
     except rx.GetTimeoutError:  # it was spilled, and takes its time
         return None
     except rx.RayError as exc:

@@ -131,6 +131,11 @@ def unpacked(listing: Listing, parcels: Sequence[Parcel], sums: Sequence[Sums] |
     return {array.name: _restored(array, piece) for array, piece in pairs}
 
 
+def is_object(stored: Any) -> bool:
+    """Return whether what holds a parcel is a reference, and not the parcel itself, which is small."""
+    return not isinstance(stored, tuple)
+
+
 def sums_in(parcel: Parcel) -> Sums:
     """Return the checksums of its pieces."""
     return tuple(checksum(piece.view) for piece in parcel)

@@ -1,9 +1,10 @@
 """Messages that are sent together: to Ray one costs as much as thirty in one.
 
-The first of a tick waits for the others of that tick, and what comes while a message is under way waits until it has
-arrived. So there are few where there is much to say, and none waits for longer than a way there and back.
+The first of a tick waits for the others of that tick, and what comes while a message is under way waits until that is
+answered. So there are few where there is much to say, and where there is little each goes at once.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -13,29 +14,47 @@ import ray.exceptions as rx
 
 from backends.ray.failures import translated
 from protocols.aio import clock
+from protocols.errors import ConductorError, PortFailed
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 
+MESSAGE_BYTES = 64 << 10
+"""Of the questions of one message, but for one that is larger by itself. From 100 KiB on Ray stores an argument or a
+result as an object, which takes room and messages of its own."""
+
+
+class _Asked(Generic[Q, A]):
+    """A question, and what became of it."""
+
+    def __init__(self, question: Q) -> None:
+        self.question = question
+        self.answered = anyio.Event()
+        self.answer: A
+        self.failure: Exception | None = None
+
 
 class Together(Generic[Q, A]):
-    """Asks somebody who answers all questions of a message at once.
+    """Asks somebody who answers all questions of a message at once, in the order in which they were asked.
 
     Args:
-        send: Submits questions; its reference holds an answer for each, in their order.
+        send: Submits questions; its reference holds an answer for each of the first of them, one at least. The others
+            are asked again.
         name: Whoever is asked.
+        size: Bytes of a question.
     """
 
-    def __init__(self, send: Callable[[list[Q]], Any], name: str) -> None:
+    def __init__(self, send: Callable[[list[Q]], Any], name: str, size: Callable[[Q], int] = lambda _: 0) -> None:
         self._send = send
         self._name = name
-        self._next: _Message[Q, A] | None = None
+        self._size = size
+        self._waiting: deque[_Asked[Q, A]] = deque()
         self._under_way = False
 
     @property
     def busy(self) -> bool:
         """Whether a question would wait for those before it."""
-        return self._under_way or self._next is not None
+        return self._under_way or bool(self._waiting)
 
     async def ask(self, question: Q) -> A:
         """Return the answer. It is asked whatever becomes of the caller.
@@ -43,22 +62,27 @@ class Together(Generic[Q, A]):
         Raises:
             ConductorError: What an error of Ray means.
         """
-        message = self._next
-        if message is None:
-            message = self._next = _Message()
-            if not self._under_way:
-                clock().call_soon(self._submit)
-        message.questions.append(question)
-        index = len(message.questions) - 1
-        await message.arrived.wait()
-        if message.failure is not None:
-            raise translated(self._name, message.failure) from message.failure
-        return message.answers[index]
+        if not self.busy:
+            clock().call_soon(self._submit)
+        asked: _Asked[Q, A] = _Asked(question)
+        self._waiting.append(asked)
+        await asked.answered.wait()
+        if asked.failure is not None:
+            raise self._meaning(asked.failure) from asked.failure
+        return asked.answer
+
+    def _meaning(self, failure: Exception) -> ConductorError:
+        if isinstance(failure, rx.RayError):
+            return translated(self._name, failure)
+        return PortFailed(f"{self._name} could not be asked: {failure}")
 
     def _submit(self) -> None:
-        message, self._next = self._next, None
-        if message is None:
+        if not self._waiting:
             return
+        message = [self._waiting.popleft()]
+        room = MESSAGE_BYTES - self._size(message[0].question)
+        while self._waiting and (room := room - self._size(self._waiting[0].question)) >= 0:
+            message.append(self._waiting.popleft())
         self._under_way = True
         loop = clock()
 
@@ -66,27 +90,29 @@ class Together(Generic[Q, A]):
             with suppress(RuntimeError):  # the loop has ended, and with it all who waited
                 loop.call_soon_threadsafe(self._arrived, message, future)
 
-        self._send(message.questions).future().add_done_callback(arrived)
-
-    def _arrived(self, message: "_Message[Q, A]", future: Any) -> None:
-        self._under_way = False
-        message.end(future)
-        self._submit()
-
-
-class _Message(Generic[Q, A]):
-    """Questions that go together."""
-
-    def __init__(self) -> None:
-        self.questions: list[Q] = []
-        self.answers: Sequence[A] = ()
-        self.failure: rx.RayError | None = None
-        self.arrived = anyio.Event()
-
-    def end(self, future: Any) -> None:
-        """Take the answers."""
         try:
-            self.answers = future.result()
-        except rx.RayError as exc:
-            self.failure = exc
-        self.arrived.set()
+            self._send([asked.question for asked in message]).future().add_done_callback(arrived)
+        except Exception as exc:  # noqa: BLE001 - it is for those who wait
+            self._fail(message, exc)
+            self._go_on()
+
+    def _arrived(self, message: list[_Asked[Q, A]], future: Any) -> None:
+        try:
+            answers: Sequence[A] = future.result()
+        except Exception as exc:  # noqa: BLE001 - it is for those who wait
+            self._fail(message, exc)
+        else:
+            for asked, asked.answer in zip(message, answers, strict=False):
+                asked.answered.set()
+            self._waiting.extendleft(reversed(message[len(answers) :]))
+        self._go_on()
+
+    def _fail(self, message: list[_Asked[Q, A]], failure: Exception) -> None:
+        for asked in message:
+            asked.failure = failure
+            asked.answered.set()
+
+    def _go_on(self) -> None:
+        self._under_way = False
+        if self._waiting:
+            self._submit()

@@ -16,8 +16,8 @@ from conductor.core.groups import OpenGroups
 from conductor.core.lease import Lease
 from conductor.patience import release
 from conductor.stages.evaluate import evaluate_if_due
-from protocols.inference import PublishReceipt, WeightsManifest
-from protocols.messages import WeightVersion, WorkerId
+from protocols.inference import PublishReceipt, Readiness, WeightsManifest
+from protocols.messages import WeightVersion
 
 
 async def run(
@@ -70,13 +70,13 @@ def cut(ctx: RunContext) -> None:
         ctx.publishing.cancel()
 
 
-def _tell_of_lost(ctx: RunContext, lost: frozenset[WorkerId]) -> None:
+def _tell_of_lost(ctx: RunContext, readiness: Readiness) -> None:
     """Say which engines are gone and which are back, once each and not at every publish."""
-    if more := lost - ctx.engines_lost:
+    if more := readiness.lost - ctx.engines_lost:
         ctx.log.warning("engines.lost", members=sorted(more))
-    if back := ctx.engines_lost - lost:
+    if back := ctx.engines_lost & (readiness.members | readiness.stale):
         ctx.log.info("engines.back", members=sorted(back))
-    ctx.engines_lost = lost
+    ctx.engines_lost = readiness.lost
 
 
 async def _publish(ctx: RunContext, manifest: WeightsManifest) -> bool:
@@ -84,7 +84,7 @@ async def _publish(ctx: RunContext, manifest: WeightsManifest) -> bool:
     began, began_s = anyio.current_time(), ctx.seconds
     receipt: PublishReceipt | None = None
     with anyio.CancelScope() as ctx.publishing:
-        _tell_of_lost(ctx, (await ctx.ports.inference.prepare_rollout()).lost)
+        _tell_of_lost(ctx, await ctx.ports.inference.prepare_rollout())
         receipt = await ctx.ports.inference.publish(manifest)
     ctx.publishing = None
     if receipt is None:

@@ -28,9 +28,9 @@ class Reference:
     def future(self) -> Future[list[int]]:
         return self._future
 
-    def arrive(self, failure: Exception | None = None) -> None:
+    def arrive(self, failure: Exception | None = None, count: int | None = None) -> None:
         if failure is None:
-            self._future.set_result([question * 10 for question in self.questions])
+            self._future.set_result([question * 10 for question in self.questions[:count]])
         else:
             self._future.set_exception(failure)
 
@@ -42,9 +42,12 @@ class Desk:
         self.sent: list[Reference] = []
         self.answers: dict[int, int] = {}
         self.failures: dict[int, str] = {}
-        self.together: Together[int, int] = Together(self._send, "somebody")
+        self.together: Together[int, int] = Together(self._send, "somebody", size=lambda question: question)
+        self.refuses: Exception | None = None
 
     def _send(self, questions: list[int]) -> Reference:
+        if self.refuses is not None:
+            raise self.refuses
         self.sent.append(Reference(questions))
         return self.sent[-1]
 
@@ -97,7 +100,7 @@ async def test_a_burst_is_one_message() -> None:
 
 
 async def test_what_was_asked_is_sent_though_nobody_waits_any_more() -> None:
-    """A payload that is put while its lease is aborted is in the directory before it is released there."""
+    """A payload that is put while its lease is aborted must be released: what is said later comes later."""
     desk = Desk()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(desk.ask, 0)
@@ -113,6 +116,52 @@ async def test_what_was_asked_is_sent_though_nobody_waits_any_more() -> None:
         await ticks()
         desk.sent[1].arrive()
     assert desk.answers == {1: 10}
+
+
+async def test_a_message_carries_no_more_than_ray_takes_without_storing_it() -> None:
+    """From 100 KiB on Ray stores it as an object, which a full store has no room for."""
+    desk = Desk()
+    async with anyio.create_task_group() as tasks:
+        for question in (40_000, 20_000, 30_000, 200_000, 1):
+            tasks.start_soon(desk.ask, question)
+        for number in range(4):
+            await ticks()
+            desk.sent[number].arrive()
+    assert [message.questions for message in desk.sent] == [[40_000, 20_000], [30_000], [200_000], [1]]
+
+
+async def test_what_was_not_answered_is_asked_again_before_what_came_later() -> None:
+    """An answer carries no more than a message either."""
+    desk = Desk()
+    async with anyio.create_task_group() as tasks:
+        for question in range(4):
+            tasks.start_soon(desk.ask, question)
+        await ticks()
+        tasks.start_soon(desk.ask, 4)
+        await ticks()
+        desk.sent[0].arrive(count=2)
+        await ticks()
+        assert set(desk.answers) == {0, 1}
+        desk.sent[1].arrive()
+    assert [message.questions for message in desk.sent] == [[0, 1, 2, 3], [2, 3, 4]]
+    assert desk.answers == {question: question * 10 for question in range(5)}
+
+
+@pytest.mark.parametrize("refuses", [rx.ObjectStoreFullError("full"), RuntimeError("wrong")])
+async def test_a_message_that_cannot_be_sent_fails_those_who_asked_and_no_one_after_them(refuses: Exception) -> None:
+    """They waited for ever, and so did everyone after them."""
+    desk = Desk()
+    desk.refuses = refuses
+    async with anyio.create_task_group() as tasks:
+        for question in (0, 1):
+            tasks.start_soon(desk.ask, question)
+        await ticks()
+        assert set(desk.failures) == {0, 1}
+        desk.refuses = None
+        tasks.start_soon(desk.ask, 2)
+        await ticks()
+        desk.sent[0].arrive()
+    assert desk.answers == {2: 20}
 
 
 async def test_a_message_that_is_lost_fails_all_that_was_asked_in_it_and_nothing_else() -> None:

@@ -92,9 +92,10 @@ async def test_an_engine_that_is_gone_is_told_of_once_and_once_more_when_it_is_b
         nonlocal probes
         probes += 1
         readiness = await prepare()
-        return msgspec.structs.replace(
-            readiness, lost=frozenset({WorkerId("rollout/9")}) if 2 <= probes < 6 else frozenset()
-        )
+        engine = frozenset({WorkerId("rollout/9")})
+        if 2 <= probes < 6:
+            return msgspec.structs.replace(readiness, lost=engine)
+        return msgspec.structs.replace(readiness, stale=engine)
 
     scripted.inference.prepare_rollout = prepare_rollout  # type: ignore[method-assign]
     warned = await warnings(run_config(steps=10, run_dir=str(tmp_path)), scripted)

@@ -51,6 +51,7 @@ class ProbeGrader:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self.failed = anyio.Event()
 
     async def grade(self, request: GradeRequest) -> GradeReport:
         """Do it, and answer with a text."""
@@ -116,6 +117,11 @@ class ProbeGrader:
         sys.stderr.write("going down\n")
         os._exit(int(code))
 
+    async def _fail_slowly(self, _: str) -> str:
+        await checkpoint()
+        self.failed.set()
+        return ""
+
     async def _fault(self, _: str) -> str:
         await checkpoint()
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -154,9 +160,22 @@ class Probe:
         await checkpoint()
         if cfg.stubborn:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        yield ProbeGrader(host)
+        grader = ProbeGrader(host)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_fail, grader.failed)
+                yield grader
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup:
+            await anyio.sleep(1.0)
+            raise
         await checkpoint()
         sys.stderr.write("closed in peace\n")
+
+
+async def _fail(wanted: anyio.Event) -> None:
+    await wanted.wait()
+    raise RuntimeError("it failed")
 
 
 _: type[GraderPort] = ProbeGrader
