@@ -39,7 +39,7 @@ import structlog
 
 from backends import ray as backend
 from backends.ray.session import open_session
-from benchmarks._ray_bulk import SIZE_BYTES, BareEngine, BareTrainer
+from benchmarks._ray_bulk import SIZE_BYTES, STORE_BYTES, BareEngine, BareTrainer
 from benchmarks._ray_cluster import RayCluster, open_cluster
 from benchmarks._ray_peer import RolloutManager, TrainGroup
 from benchmarks.ray_drill import DRILLS, JOB, Steps, drill
@@ -56,10 +56,8 @@ from protocols.tracking import StepRecord
 from protocols.training import StageRequest
 
 CALLS, PUBLISHES = 300, 5  # in a round
-STORE = 2 << 30
-_PIECE = 64 << 20
+_SETTLED_S = 1.2  # Ray gives back what nobody needs once a second
 STEPS, UNCOUNTED = 10, 2
-WARM = 8  # rounds for nothing, until every process has touched the memory of the store that it will use
 DEMO = (
     f"steps={STEPS}",
     "filter.equal_rewards=keep",
@@ -104,11 +102,11 @@ async def measure_hop(made: Backend, rounds: int) -> Rows:
 
 
 async def measure_publish(made: Backend, rounds: int) -> Rows:
-    """Return the seconds of publishes, of each kind, in a store whose memory was touched before."""
-    await anyio.to_thread.run_sync(_touch_store)
+    """Return the seconds of publishes, of each kind, in a store that has room and whose memory was touched before."""
     await made.launcher.launch(_spec(TRAINER, "train", "benchmarks._ray_bulk:TRAINER"))
     for name in ENGINES:
         await made.launcher.launch(_spec(name, "engine", "benchmarks._ray_bulk:ENGINE"))
+    await anyio.sleep(_SETTLED_S)
     putter: Any = ray.remote(BareTrainer).options(num_cpus=0).remote()
     versions: list[str] = []
     getters: list[Any] = [ray.remote(BareEngine).options(num_cpus=0).remote() for _ in ENGINES]
@@ -133,7 +131,7 @@ async def measure_publish(made: Backend, rounds: int) -> Rows:
             for version in versions[-2:-1]:
                 tasks.start_soon(made.payloads.release, version)
 
-    found = await _alternating({"bare": bare, "port": ports}, rounds * PUBLISHES)
+    found = await _alternating({"bare": bare, "port": ports}, rounds * PUBLISHES, settled_s=_SETTLED_S)
     for name in (TRAINER, *ENGINES):
         await made.launcher.kill(name)
     for actor in (putter, *getters):
@@ -141,25 +139,22 @@ async def measure_publish(made: Backend, rounds: int) -> Rows:
     return found
 
 
-def _touch_store() -> None:
-    """Fill most of the store and empty it: the first touch of memory costs more than what is measured."""
-    held = [ray.put(bytes(_PIECE)) for _ in range(STORE * 3 // 4 // _PIECE)]
-    del held
-
-
 async def _awaited(ref: Any) -> None:
     await ref
 
 
-async def _alternating(acts: dict[str, Callable[[], Awaitable[object]]], rounds: int) -> Rows:
+async def _alternating(
+    acts: dict[str, Callable[[], Awaitable[object]]], rounds: int, *, settled_s: float = 0.0
+) -> Rows:
     """Do each a few times for nothing, then all in turn, again and again, so that what else computes hits all alike."""
     for act in acts.values():
-        for _ in range(WARM):
+        for _ in range(UNCOUNTED):
             await act()
     found: Rows = {name: [] for name in acts}
     gc.collect()
     for _ in range(rounds):
         for name, act in acts.items():
+            await anyio.sleep(settled_s)
             found[name].append(await seconds_of(act))
     return found
 
@@ -330,7 +325,7 @@ def main(rounds: int, only: set[str]) -> None:
     """Measure and print, each part as soon as it is there."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     last: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as name, open_cluster(nodes=1, cpus=4, store=STORE) as cluster:
+    with tempfile.TemporaryDirectory() as name, open_cluster(nodes=1, cpus=4, store=STORE_BYTES) as cluster:
         for part in [part for part in PARTS if part in only]:
             rows, numbers = PARTS[part](cluster, rounds, Path(name))
             last |= numbers
