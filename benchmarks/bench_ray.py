@@ -36,6 +36,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch, and for every pro
 import anyio
 import ray
 import structlog
+from anyio.lowlevel import checkpoint
 
 from backends import ray as backend
 from backends.ray.session import open_session
@@ -128,10 +129,14 @@ async def measure_publish(made: Backend, rounds: int) -> Rows:
         async with anyio.create_task_group() as tasks:
             for name in ENGINES:
                 tasks.start_soon(made.launcher.call, name, "load_weights", (manifest,))
-            for version in versions[-2:-1]:
-                tasks.start_soon(made.payloads.release, version)
 
-    found = await _alternating({"bare": bare, "port": ports}, rounds * PUBLISHES, settled_s=_SETTLED_S)
+    async def settled() -> None:
+        """Let go of the version before, as a run does behind a publish, until its room is there again."""
+        for version in versions[-2:-1]:
+            await made.payloads.release(version)
+        await anyio.sleep(_SETTLED_S)
+
+    found = await _alternating({"bare": bare, "port": ports}, rounds * PUBLISHES, settled)
     for name in (TRAINER, *ENGINES):
         await made.launcher.kill(name)
     for actor in (putter, *getters):
@@ -144,17 +149,18 @@ async def _awaited(ref: Any) -> None:
 
 
 async def _alternating(
-    acts: dict[str, Callable[[], Awaitable[object]]], rounds: int, *, settled_s: float = 0.0
+    acts: dict[str, Callable[[], Awaitable[object]]], rounds: int, between: Callable[[], Awaitable[object]] = checkpoint
 ) -> Rows:
     """Do each a few times for nothing, then all in turn, again and again, so that what else computes hits all alike."""
     for act in acts.values():
         for _ in range(UNCOUNTED):
             await act()
+            await between()
     found: Rows = {name: [] for name in acts}
     gc.collect()
     for _ in range(rounds):
         for name, act in acts.items():
-            await anyio.sleep(settled_s)
+            await between()
             found[name].append(await seconds_of(act))
     return found
 

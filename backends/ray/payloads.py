@@ -183,8 +183,10 @@ class RayPayloads:
         previous = self._previous  # another put may end meanwhile
         try:
             message, parts = parted(value, previous.moved)
-            if message is not None:  # a group, of which there are many
+            if message is not None:
                 stored = [*map(_put_anew, parts)]
+            elif len(parts) == 1:
+                stored = [self._put_one(parts[0], previous)]
             else:
                 with ThreadPoolExecutor(_AT_ONCE) as threads:
                     stored = list(threads.map(lambda part: self._put_one(part, previous), parts))
@@ -278,29 +280,15 @@ async def fetched(held: Held, ref: PayloadRef, ask: Callable[[Held], Awaitable[S
     Raises:
         WorkerLost: Some of it is gone, or is not what was put.
     """
+    here = held.listing.node == _node()
+    sums = None if here else await ask(held) if None in held.sums else [one for one in held.sums if one is not None]
+    parcels = [await result_of(one, STORE) if is_object(one) else one for one in held.parcels]
     try:
-        found = await anyio.to_thread.run_sync(_found_here, held, abandon_on_cancel=True)  # it ends by itself
-        if found is None:
-            sums = await ask(held) if None in held.sums else [one for one in held.sums if one is not None]
-            parcels = [await result_of(one, STORE) if is_object(one) else one for one in held.parcels]
-            found = await anyio.to_thread.run_sync(unpacked, held.listing, parcels, sums)
+        if here and held.listing.message is None:  # nothing is read
+            return unpacked(held.listing, parcels)
+        return await anyio.to_thread.run_sync(unpacked, held.listing, parcels, sums)
     except ValueError as exc:
         raise WorkerLost(worker=STORE, cause=f"{ref.key!r} of {ref.owner!r}: {exc}") from exc
-    return found
-
-
-def _found_here(held: Held) -> Bulk | None:
-    """Return what was put if it was put on this node and is there: all at once, for then nothing has to come."""
-    if held.listing.node != _node():
-        return None
-    try:
-        objects = [one for one in held.parcels if is_object(one)]
-        there = dict(zip(objects, ray.get(objects, timeout=AT_HAND_S), strict=True))
-        return unpacked(held.listing, [there[one] if is_object(one) else one for one in held.parcels])
-    except rx.GetTimeoutError:  # it was spilled, and takes its time
-        return None
-    except rx.RayError as exc:
-        raise translated(STORE, exc) from exc
 
 
 def not_held(ref: PayloadRef) -> WorkerLost:
