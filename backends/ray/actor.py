@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import anyio
 import ray
+import ray.exceptions as rx
 from anyio.abc import TaskGroup
 
 from backends._failures import decode_failure, encode_failure
@@ -159,9 +160,12 @@ class WorkloadActor:
         while number in self._calls:
             await self._call_ended.wait()
 
-    async def sums(self, objects: list[Any]) -> list[Sums]:
-        """Return the checksums of objects that this process put."""
-        return await self._payloads.sums(objects)
+    async def sums(self, objects: list[Any]) -> list[Sums] | None:
+        """Return the checksums of objects that this process put; None: one is gone."""
+        try:
+            return await self._payloads.sums(objects)
+        except rx.RayError:
+            return None
 
     async def mail(self) -> Mail:
         """Return what there is for the controller, and within a beat in any case: it is the sign of life."""

@@ -14,7 +14,6 @@ import ray
 from backends import _spool
 from backends._failures import encode_failure
 from backends.ray.payloads import Change, Held, fetched, not_held, put_alone, small_bytes
-from backends.ray.stored import Sums
 from backends.ray.together import MESSAGE_BYTES
 from protocols.messages import PayloadRef
 
@@ -93,9 +92,4 @@ class PayloadDirectory:
 async def _spooled(held: Held | None, ref: PayloadRef, path: str) -> None:
     if held is None:
         raise not_held(ref)
-
-    async def ask(held: Held) -> Sequence[Sums]:
-        del held
-        raise not_held(ref)  # weights, which are not spooled
-
-    await _spool.spool(await fetched(held, ref, ask), path)
+    await _spool.spool(await fetched(held, ref), path)

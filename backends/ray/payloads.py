@@ -46,6 +46,10 @@ _SMALL = MESSAGE_BYTES
 """Bytes of what is no object. One costs its maker, its readers and the directory more messages than bytes."""
 
 
+_QUESTION = 200
+"""About the bytes of a reference."""
+
+
 @dataclass(frozen=True)
 class Held:
     """A payload in the store.
@@ -104,12 +108,12 @@ class RayPayloads:
     def __init__(self, directory: Any, *, answers_sums: bool = False) -> None:
         self._directory = directory
         self._changes: Together[Change, None] = Together(directory.change.remote, STORE, _size)
-        self._find: Together[PayloadRef, Held | None] = Together(directory.find.remote, STORE)
+        self._find: Together[PayloadRef, Held | None] = Together(directory.find.remote, STORE, lambda _: _QUESTION)
         self._answers_sums = answers_sums
         self._maker = ""  # once the directory knows it
         self._previous = Previous()
         self._summing = anyio.Lock()
-        self._sums: dict[Any, Sums] = {}
+        self._sums: dict[str, Sums] = {}  # by Ray's id: a reference would keep the object
         self.bytes_put = 0
         self.bytes_got = 0
 
@@ -147,11 +151,13 @@ class RayPayloads:
         Raises:
             RayError: One is gone.
         """
+        found: list[Sums] = []
         async with self._summing:  # who asks second finds them
             for one in objects:
-                if one not in self._sums:
-                    self._sums[one] = await anyio.to_thread.run_sync(_sums_of, one)
-            return [self._sums[one] for one in objects]
+                if (sums := self._sums.get(one.hex())) is None:
+                    sums = self._sums[one.hex()] = await anyio.to_thread.run_sync(_sums_of, one)
+                found.append(sums)
+        return found
 
     async def owners(self) -> frozenset[str]:
         """Return the owners that hold something."""
@@ -173,11 +179,12 @@ class RayPayloads:
 
     async def _asked_for_sums(self, held: Held) -> list[Sums]:
         maker = await result_of(self._directory.maker.remote(held.maker), STORE)
-        if maker is None:
-            raise WorkerLost(worker=STORE, cause="nobody knows who put it")
         asked = [one for one, sums in zip(held.parcels, held.sums, strict=True) if sums is None]
-        told = iter(await result_of(maker.sums.remote(asked), STORE))
-        return [next(told) if sums is None else sums for sums in held.sums]
+        told = None if maker is None else await result_of(maker.sums.remote(asked), STORE)
+        if told is None:
+            raise WorkerLost(worker=STORE, cause="what was put is gone where it was put")
+        missing = iter(told)
+        return [next(missing) if sums is None else sums for sums in held.sums]
 
     def _put(self, ref: PayloadRef, value: Bulk) -> Held:
         previous = self._previous  # another put may end meanwhile
@@ -199,8 +206,8 @@ class RayPayloads:
             moved = itertools.chain.from_iterable(one.moved for one in stored)
             objects = {one.arrays: one.object for one in stored}
             self._previous = Previous(objects, moved if previous.objects else ())
-            kept = set(filter(is_object, objects.values()))
-            self._sums = {one: sums for one, sums in self._sums.items() if one in kept}
+            kept = {one.hex() for one in objects.values() if is_object(one)}
+            self._sums = {one: sums for one, sums in tuple(self._sums.items()) if one in kept}
         return _held(message, stored, self._maker)
 
     def _put_one(self, part: Part, previous: Previous) -> _Stored:
@@ -267,7 +274,7 @@ def _node() -> str:
     return ray.get_runtime_context().get_node_id()
 
 
-async def fetched(held: Held, ref: PayloadRef, ask: Callable[[Held], Awaitable[Sequence[Sums]]]) -> Bulk:
+async def fetched(held: Held, ref: PayloadRef, ask: Callable[[Held], Awaitable[Sequence[Sums]]] | None = None) -> Bulk:
     """Return what was put, once all of it is on this node; what is not yet comes one object after the other.
 
     Who reads on the node where it was put reads the very bytes; on another they are compared with their checksums.
@@ -275,13 +282,19 @@ async def fetched(held: Held, ref: PayloadRef, ask: Callable[[Held], Awaitable[S
     Args:
         held: Where it lies.
         ref: What it is.
-        ask: Asks its maker for the checksums that are not known.
+        ask: Asks its maker for the checksums that are not known, which are those of weights.
 
     Raises:
         WorkerLost: Some of it is gone, or is not what was put.
     """
     here = held.listing.node == _node()
-    sums = None if here else await ask(held) if None in held.sums else [one for one in held.sums if one is not None]
+    sums: Sequence[Sums] | None = None
+    if not here:
+        sums = [one for one in held.sums if one is not None]
+        if len(sums) < len(held.sums):
+            if ask is None:
+                raise not_held(ref)
+            sums = await ask(held)
     parcels = [await result_of(one, STORE) if is_object(one) else one for one in held.parcels]
     try:
         if here and held.listing.message is None:  # nothing is read
