@@ -100,7 +100,7 @@ def evaluations(scripted: ScriptedWorkloads) -> list[RolloutLease]:
 async def test_it_is_evaluated_when_the_job_says_and_at_the_end(
     every: int, steps: int, expected: list[int], max_age: int
 ) -> None:
-    scripted = scripted_workloads(100)
+    scripted = scripted_workloads(100, duration_s=slowly) if every == 1 else scripted_workloads(100)
     result = await run(config(every=every, steps=steps, max_age=max_age), scripted)
     if max_age and every == 1:  # while one version is evaluated, newer ones overtake the next: the newest is published
         assert versions(result) == [1, 3]
