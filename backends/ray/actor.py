@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from backends._failures import decode_failure, encode_failure
 from backends._hosting import PORTS, described, not_opened, opened
 from backends.ray.mailbox import Mailbox
-from backends.ray.messages import ASKED, TAKEN_BACK, Asked, Call, Facts, LaunchOrder, Mail, Reply
+from backends.ray.messages import ASKED, TAKEN_BACK, Asked, Call, Facts, LaunchOrder, Mail, Reply, as_bytes, call_of
 from backends.ray.order import Withdrawals
 from backends.ray.payloads import RayPayloads
 from backends.ray.process import prepare, started_at
@@ -115,8 +115,11 @@ class WorkloadActor:
         if not self._settled.is_set():
             self._opening.cancel()
 
-    async def call(self, call: Call) -> Reply:
+    async def call(self, call: bytes) -> bytes:
         """Answer one call of the workload's port."""
+        return as_bytes(await self._reply_to(call_of(call)))
+
+    async def _reply_to(self, call: Call) -> Reply:
         number, method, args = call
         wanted = self._withdrawals.arrive(number)
         workload = self._workload
@@ -142,7 +145,7 @@ class WorkloadActor:
         return [None for _ in calls]
 
     async def _answer_by_mail(self, call: Call) -> None:
-        self._mailbox.answer(call[0], await self.call(call))
+        self._mailbox.answer(call[0], await self._reply_to(call))
 
     async def _answer(self, workload: Any, method: str, args: bytes) -> Reply:
         try:

@@ -1,8 +1,8 @@
 """Calls of the controller to one worker.
 
-One by itself is a call of Ray, which is the shortest way there and back. Those that are made in the same tick after it,
-or while such ones are under way, go together, and their answers come with the worker's mail: in a busy run a message
-carries dozens of them. An abort never waits for others.
+One by itself is a call of Ray, which is the shortest way there and back. Those that are made while it goes on go
+together, and their answers come with the worker's mail: in a busy run a message carries dozens of them. An abort never
+waits for others.
 """
 
 import itertools
@@ -14,9 +14,8 @@ import ray.exceptions as rx
 
 from backends.ray.calls import carried
 from backends.ray.failures import translated
-from backends.ray.messages import TAKEN_BACK, Call, Reply
+from backends.ray.messages import TAKEN_BACK, Call, Reply, as_bytes, reply_of
 from backends.ray.together import Together
-from protocols.aio import clock
 
 
 class Calls:
@@ -31,7 +30,7 @@ class Calls:
         self._actor = actor
         self._name = name
         self._numbers = itertools.count()
-        self._first = True  # of its tick is the next call
+        self._alone = 0  # calls that went by themselves, and go on
         self._together: Together[Call, None] = Together(actor.calls.remote, name, lambda call: len(call[2]))
         self._waiting: dict[int, _Waiting] = {}
 
@@ -45,11 +44,12 @@ class Calls:
         """
         number = next(self._numbers)
         call, abort = (number, method, args), partial(self._actor.withdraw.remote, number)
-        if method == "abort" or (self._first and not self._together.busy):
-            if self._first:
-                self._first = False
-                clock().call_soon(self._next_tick)
-            return await carried(self._sent(call), self._name, abort)
+        if method == "abort" or not (self._alone or self._together.busy):
+            self._alone += 1
+            try:
+                return reply_of(await carried(self._sent(call), self._name, abort))
+            finally:
+                self._alone -= 1
         waiting = self._waiting[number] = _Waiting()
         try:
             return await carried(self._by_mail(call, waiting), self._name, abort)
@@ -64,12 +64,9 @@ class Calls:
 
     def _sent(self, call: Call) -> Any:
         try:
-            return self._actor.call.remote(call)
+            return self._actor.call.remote(as_bytes(call))
         except rx.RayError as exc:
             raise translated(self._name, exc) from exc
-
-    def _next_tick(self) -> None:
-        self._first = True
 
     async def _by_mail(self, call: Call, waiting: "_Waiting") -> Reply:
         await self._together.ask(call)

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import msgspec
+
 from protocols.backend import WorkloadSpec
 from protocols.inference import InferenceControllerPort
 from protocols.messages import Message
@@ -55,6 +57,11 @@ TAKEN_BACK: Reply = (None, None)
 Call = tuple[int, str, bytes]
 """The number of a call, its method, its encoded arguments: one value, for Ray packs each argument by itself."""
 
+as_bytes = msgspec.msgpack.encode
+"""A call or a reply that goes by itself: Ray carries bytes as they are, and pickles everything else."""
+
+call_of = msgspec.msgpack.Decoder(Call).decode
+reply_of = msgspec.msgpack.Decoder(Reply).decode
 
 Question = tuple[int, Asked, str | None, bytes]
 """A call of a worker to the controller: its number, whom it is for, its method, its encoded arguments. Without a method

@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 
 from backends.ray.calling import Calls
 from backends.ray.mailbox import Mailbox
-from backends.ray.messages import TAKEN_BACK, Call, Reply
+from backends.ray.messages import TAKEN_BACK, Call, Reply, as_bytes, call_of
 from backends.ray.together import MESSAGE_BYTES
 from protocols.errors import ConductorError
 
@@ -50,7 +50,7 @@ class Method:
     def remote(self, argument: Any) -> Reference:
         if self.refuses is not None:
             raise self.refuses
-        self.calls.append(argument)
+        self.calls.append(call_of(argument) if isinstance(argument, bytes) else argument)
         self.references.append(Reference())
         return self.references[-1]
 
@@ -87,7 +87,7 @@ async def ticks() -> None:
         await checkpoint()
 
 
-async def test_the_first_of_a_tick_goes_alone_and_those_behind_it_together() -> None:
+async def test_the_first_goes_alone_and_those_beside_it_together() -> None:
     """The shortest way for one, and few messages for many; who comes meanwhile goes with the next message."""
     caller = Caller()
     async with anyio.create_task_group() as tasks:
@@ -108,12 +108,14 @@ async def test_the_first_of_a_tick_goes_alone_and_those_behind_it_together() -> 
         assert [names(message) for message in caller.actor.calls.calls[1:]] == [["e"]]
         caller.actor.calls.references[1].end([None])
         await ticks()
+        caller.calls.take(4, (b"4", None))
+        for reference, name in zip(caller.actor.call.references, "af", strict=True):
+            reference.end(as_bytes((name.encode(), None)))
+        await ticks()
         tasks.start_soon(caller.ask, "g")
         await ticks()
         assert names(caller.actor.call.calls) == ["a", "f", "g"], "nothing is under way"
-        for reference, name in zip(caller.actor.call.references, "afg", strict=True):
-            reference.end((name.encode(), None))
-        caller.calls.take(4, (b"4", None))
+        caller.actor.call.references[2].end(as_bytes((b"g", None)))
     assert set(caller.heard) == set("abcdefg")
 
 
