@@ -17,7 +17,19 @@ from anyio.abc import TaskGroup
 from backends._failures import decode_failure, encode_failure
 from backends._hosting import PORTS, described, not_opened, opened
 from backends.ray.mailbox import Mailbox
-from backends.ray.messages import ASKED, TAKEN_BACK, Asked, Call, Facts, LaunchOrder, Mail, Reply, as_bytes, call_of
+from backends.ray.messages import (
+    ASKED,
+    TAKEN_BACK,
+    Asked,
+    Call,
+    Facts,
+    LaunchOrder,
+    Reply,
+    as_bytes,
+    call_of,
+    calls_of,
+    replies_of,
+)
 from backends.ray.order import Withdrawals
 from backends.ray.payloads import RayPayloads
 from backends.ray.process import prepare, started_at
@@ -134,15 +146,16 @@ class WorkloadActor:
             self._call_ended.ring()
         return TAKEN_BACK
 
-    async def calls(self, calls: list[Call]) -> list[None]:
+    async def calls(self, calls: bytes) -> list[None]:
         """Begin to answer calls; the answers come by mail."""
-        for call in calls:
+        begun = calls_of(calls)
+        for call in begun:
             if self._workload is None:
                 self._withdrawals.arrive(call[0])
                 self._mailbox.answer(call[0], TAKEN_BACK)
             else:
                 self._hosted.start_soon(owned, "call", self._answer_by_mail, call, name=f"call {call[0]}")
-        return [None for _ in calls]
+        return [None for _ in begun]
 
     async def _answer_by_mail(self, call: Call) -> None:
         self._mailbox.answer(call[0], await self._reply_to(call))
@@ -170,13 +183,13 @@ class WorkloadActor:
         except rx.RayError:
             return None
 
-    async def mail(self) -> Mail:
+    async def mail(self) -> bytes:
         """Return what there is for the controller, and within a beat in any case: it is the sign of life."""
-        return await self._mailbox.take(self._order.beat_s)
+        return as_bytes(await self._mailbox.take(self._order.beat_s))
 
-    async def replies(self, replies: list[tuple[int, Reply]]) -> list[None]:
+    async def replies(self, replies: bytes) -> list[None]:
         """Take the answers to questions."""
-        return [self._controller.take(number, reply) for number, reply in replies]
+        return [self._controller.take(number, reply) for number, reply in replies_of(replies)]
 
     async def _end_calls(self) -> None:
         for scope in self._calls.values():

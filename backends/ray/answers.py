@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 
 from backends._failures import encode_failure
 from backends.ray.mailbox import reply_size
-from backends.ray.messages import ASKED, Asked, Question, Reply
+from backends.ray.messages import ASKED, Asked, Question, Reply, as_bytes
 from backends.ray.together import Together
 from protocols.aio import owned
 from protocols.errors import ConductorError, WorkerLost
@@ -27,7 +27,8 @@ class Answers:
     """
 
     def __init__(self, actor: Any, ports: Mapping[Asked, Any], tasks: TaskGroup) -> None:
-        self._replies: Together[tuple[int, Reply], None] = Together(actor.replies.remote, "a worker", reply_size)
+        self._actor = actor
+        self._replies: Together[tuple[int, Reply], None] = Together(self._send, "a worker", reply_size)
         self._ports = {asked: (port, Codec(ASKED[asked])) for asked, port in ports.items()}
         self._tasks = tasks
         self._asking: dict[int, anyio.CancelScope] = {}
@@ -48,6 +49,9 @@ class Answers:
                 await self._reply(number, await self._ask(asked, method, args))
         finally:
             del self._asking[number]
+
+    def _send(self, replies: list[tuple[int, Reply]]) -> Any:
+        return self._actor.replies.remote(as_bytes(replies))
 
     async def _reply(self, number: int, reply: Reply) -> None:
         with suppress(WorkerLost):  # which is told elsewhere

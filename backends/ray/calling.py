@@ -31,7 +31,7 @@ class Calls:
         self._name = name
         self._numbers = itertools.count()
         self._alone = 0  # calls that went by themselves, and go on
-        self._together: Together[Call, None] = Together(actor.calls.remote, name, lambda call: len(call[2]))
+        self._together: Together[Call, None] = Together(self._send, name, lambda call: len(call[2]))
         self._waiting: dict[int, _Waiting] = {}
 
     async def call(self, method: str, args: bytes) -> Reply:
@@ -61,6 +61,9 @@ class Calls:
         if (waiting := self._waiting.get(number)) is not None:
             waiting.reply = reply
             waiting.answered.set()
+
+    def _send(self, calls: list[Call]) -> Any:
+        return self._actor.calls.remote(as_bytes(calls))
 
     def _sent(self, call: Call) -> Any:
         try:

@@ -49,19 +49,13 @@ class Facts(Message, frozen=True, kw_only=True):
 
 
 Reply = tuple[bytes | None, bytes | None]
-"""The answer to a call: bytes of the codec, or of a failure. A bare tuple, which Ray pickles in a third of the time."""
+"""The answer to a call: bytes of the codec, or of a failure."""
 
 TAKEN_BACK: Reply = (None, None)
 
 
 Call = tuple[int, str, bytes]
-"""The number of a call, its method, its encoded arguments: one value, for Ray packs each argument by itself."""
-
-as_bytes = msgspec.msgpack.encode
-"""A call or a reply that goes by itself: Ray carries bytes as they are, and pickles everything else."""
-
-call_of = msgspec.msgpack.Decoder(Call).decode
-reply_of = msgspec.msgpack.Decoder(Reply).decode
+"""The number of a call, its method, its encoded arguments."""
 
 Question = tuple[int, Asked, str | None, bytes]
 """A call of a worker to the controller: its number, whom it is for, its method, its encoded arguments. Without a method
@@ -69,3 +63,12 @@ it takes back the call of that number."""
 
 Mail = tuple[list[Question], list[tuple[int, Reply]]]
 """What a worker has for the controller: questions, and answers to calls that came together, by their numbers."""
+
+as_bytes = msgspec.msgpack.encode
+"""Any of them on its way: Ray carries bytes as they are, and pickles everything else."""
+
+call_of = msgspec.msgpack.Decoder(Call).decode
+calls_of = msgspec.msgpack.Decoder(list[Call]).decode
+reply_of = msgspec.msgpack.Decoder(Reply).decode
+replies_of = msgspec.msgpack.Decoder(list[tuple[int, Reply]]).decode
+mail_of = msgspec.msgpack.Decoder(Mail).decode

@@ -19,7 +19,7 @@ from backends._hosting import PORTS, described, not_opened
 from backends.ray.answers import Answers
 from backends.ray.calling import Calls
 from backends.ray.calls import result_of
-from backends.ray.messages import TAKEN_BACK, Asked, Facts, LaunchOrder, Mail
+from backends.ray.messages import TAKEN_BACK, Asked, Facts, LaunchOrder, Mail, mail_of
 from backends.ray.notices import Notices
 from backends.ray.process import end_worker
 from backends.ray.session import Session
@@ -219,7 +219,7 @@ class RayWorker:
         missed = 0
         while missed < _BEATS:
             with anyio.move_on_after(self._heartbeat_s / _BEATS):
-                return await result_of(mail, self._name)
+                return mail_of(await result_of(mail, self._name))
             missed = missed + 1 if self._opened else 0
         return None
 

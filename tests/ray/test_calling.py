@@ -1,5 +1,6 @@
 """Calls of one worker: which go alone, which go together, and what each comes to."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,7 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from backends.ray.calling import Calls
 from backends.ray.mailbox import Mailbox
-from backends.ray.messages import TAKEN_BACK, Call, Reply, as_bytes, call_of
+from backends.ray.messages import TAKEN_BACK, Call, Reply, as_bytes, call_of, calls_of
 from backends.ray.together import MESSAGE_BYTES
 from protocols.errors import ConductorError
 
@@ -42,7 +43,8 @@ class Reference:
 class Method:
     """A method of the actor, which notes how it is called."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read = read
         self.calls: list[Any] = []
         self.references: list[Reference] = []
         self.refuses: Exception | None = None
@@ -50,7 +52,7 @@ class Method:
     def remote(self, argument: Any) -> Reference:
         if self.refuses is not None:
             raise self.refuses
-        self.calls.append(call_of(argument) if isinstance(argument, bytes) else argument)
+        self.calls.append(self._read(argument))
         self.references.append(Reference())
         return self.references[-1]
 
@@ -59,7 +61,7 @@ class Actor:
     """The worker."""
 
     def __init__(self) -> None:
-        self.call, self.calls, self.withdraw = Method(), Method(), Method()
+        self.call, self.calls, self.withdraw = Method(call_of), Method(calls_of), Method(int)
 
 
 class Caller:
