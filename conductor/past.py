@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from conductor.core.leases import LeaseTable
 from protocols.errors import CorruptLedger, InvariantError
@@ -14,6 +15,9 @@ HISTORY = 10_000
 
 _TOLD = frozenset({Stepped, Evaluated, Incident, Scaled, Resumed})
 """Events that say more than who owns what; few of a record."""
+
+
+Told = TypeVar("Told", Stepped, Evaluated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,25 +95,22 @@ def _follow(table: LeaseTable, events: Sequence[LedgerEvent], first: int) -> Non
 
 def steps_of(events: Sequence[LedgerEvent]) -> list[Stepped]:
     """Return the steps that count, in order: those that a resume went back behind do not."""
-    steps: list[Stepped] = []
-    for event in events:
-        if isinstance(event, Stepped):
-            steps.append(event)
-        elif isinstance(event, Resumed):
-            while steps and steps[-1].record.step > event.version:
-                steps.pop()
-    return steps
+    return _that_count(events, Stepped)
 
 
 def evaluations_of(events: Sequence[LedgerEvent]) -> list[Evaluated]:
     """Return the evaluations that count, in order: those of versions that a resume went back behind do not."""
-    done: list[Evaluated] = []
+    return _that_count(events, Evaluated)
+
+
+def _that_count(events: Sequence[LedgerEvent], kind: type[Told]) -> list[Told]:
+    counted: list[Told] = []
     for event in events:
-        if isinstance(event, Evaluated):
-            done.append(event)
+        if isinstance(event, kind):
+            counted.append(event)
         elif isinstance(event, Resumed):
-            done = [one for one in done if one.record.step <= event.version]
-    return done
+            counted = [one for one in counted if one.record.step <= event.version]
+    return counted
 
 
 def aside_of(events: Sequence[LedgerEvent]) -> dict[str, float]:
