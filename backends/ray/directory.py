@@ -43,12 +43,12 @@ class PayloadDirectory:
 
     def find(self, refs: Sequence[PayloadRef]) -> list[Held | None]:
         """Return where payloads lie, or nothing: of the first of them, as many as one message carries."""
-        found = [self._find(refs[0])]
-        room = MESSAGE_BYTES - small_bytes(found[0])
-        for ref in refs[1:]:
+        found: list[Held | None] = []
+        room = MESSAGE_BYTES
+        for ref in refs:
             held = self._find(ref)
             room -= small_bytes(held)
-            if room < 0:
+            if found and room < 0:
                 break
             found.append(held)
         return found

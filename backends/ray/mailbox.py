@@ -5,7 +5,7 @@ from collections import deque
 import anyio
 
 from backends.ray.messages import Mail, Question, Reply
-from backends.ray.together import MESSAGE_BYTES
+from backends.ray.together import MESSAGE_BYTES, loaded
 from protocols.aio import Doorbell
 
 
@@ -32,15 +32,13 @@ class Mailbox:
         with anyio.move_on_after(within_s):
             while not self._questions and not self._answers:
                 await self._bell.wait()
-        mail: Mail = [], []
-        room = MESSAGE_BYTES
-        while room > 0 and self._questions:
-            mail[0].append(self._questions.popleft())
-            room -= len(mail[0][-1][3])
-        while room > 0 and self._answers:
-            mail[1].append(self._answers.popleft())
-            room -= reply_size(mail[1][-1])
-        return mail
+        questions = loaded(self._questions, _question_size)
+        room = MESSAGE_BYTES - sum(map(_question_size, questions))
+        return questions, loaded(self._answers, reply_size, room, least=0 if questions else 1)
+
+
+def _question_size(question: Question) -> int:
+    return len(question[3])
 
 
 def reply_size(answer: tuple[int, Reply]) -> int:

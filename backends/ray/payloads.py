@@ -214,10 +214,10 @@ class RayPayloads:
         """Put what a mapping has in one object, unless it is what it was."""
         arrays, parcel = parcel_of(part)
         moved = previous.others(arrays, parcel)
-        if not moved and (known := previous.objects.get(arrays)) is not None:
-            return _Stored(arrays, size_of(parcel), _sums_at_once(parcel, self._maker), known, fresh=False)
-        stored = _object_of(parcel)
-        return _Stored(arrays, size_of(parcel), _sums_at_once(parcel, self._maker), stored, moved=moved)
+        known = None if moved else previous.objects.get(arrays)
+        stored = _object_of(parcel) if known is None else known
+        sums = _sums_at_once(parcel, self._maker)
+        return _Stored(arrays, size_of(parcel), sums, stored, fresh=known is None, moved=moved)
 
 
 def put_alone(value: Bulk) -> Held:

@@ -24,6 +24,15 @@ MESSAGE_BYTES = 64 << 10
 result as an object, which takes room and messages of its own."""
 
 
+def loaded(waiting: deque[Q], size: Callable[[Q], int], room: int = MESSAGE_BYTES, *, least: int = 1) -> list[Q]:
+    """Take from the front what has room in one message, and so many in any case."""
+    taken: list[Q] = []
+    while waiting and (len(taken) < least or size(waiting[0]) <= room):
+        room -= size(waiting[0])
+        taken.append(waiting.popleft())
+    return taken
+
+
 class _Asked(Generic[Q, A]):
     """A question, and what became of it."""
 
@@ -79,10 +88,7 @@ class Together(Generic[Q, A]):
     def _submit(self) -> None:
         if not self._waiting:
             return
-        message = [self._waiting.popleft()]
-        room = MESSAGE_BYTES - self._size(message[0].question)
-        while self._waiting and (room := room - self._size(self._waiting[0].question)) >= 0:
-            message.append(self._waiting.popleft())
+        message = loaded(self._waiting, lambda asked: self._size(asked.question))
         self._under_way = True
         loop = clock()
 

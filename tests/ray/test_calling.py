@@ -161,3 +161,13 @@ async def test_mail_is_no_more_than_a_message_carries_and_none_of_it_is_lost() -
     began = anyio.current_time()
     assert await box.take(1.0) == ([], [])
     assert anyio.current_time() - began == 1.0, "it is the sign of life"
+
+
+async def test_mail_has_nothing_beside_what_leaves_no_room_for_it() -> None:
+    """What came last went as well, however large: together they became an object, which a full store refuses."""
+    box = Mailbox()
+    for number in range(2):
+        box.ask((number, "inference", "generate", b"x" * (MESSAGE_BYTES * 2 // 3)))
+        box.answer(number, (b"y" * (MESSAGE_BYTES * 2 // 3), None))
+    taken = [await box.take(1.0) for _ in range(4)]
+    assert [(len(questions), len(answers)) for questions, answers in taken] == [(1, 0), (1, 0), (0, 1), (0, 1)]
